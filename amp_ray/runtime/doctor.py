@@ -46,16 +46,16 @@ from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
 SCHEMA: Final = 1
 LOCAL_NAME: Final = "localhost"
-_END_S: Final = 10.0  # for closing probes; a later host ends its probe by itself
+_END_S: Final = 10.0  # limit for closing all probes; a slower host ends its probe by itself
 
 Message = dict[str, Any]
 AGENT_PYTHON: Final = (3, 8)  # oldest Python for agent and probe
 
-_MAX_SHOWN: Final = 30  # characters of an unknown kind in a message
+_MAX_SHOWN: Final = 30  # characters of a message's unknown kind that an error quotes
 _NUM_NOISE_LINES: Final = 3
-_MAX_NOISE: Final = 1000  # bytes kept of a line that is no message
-_MAX_BYTES: Final = 4 * 2**20  # limit of a probe's output; a few kilobytes are usual
-_MAX_ANSWERS: Final = 100  # limit per host; two are usual: facts and reachable peers
+_MAX_NOISE: Final = 1000  # bytes to keep of a line that is no message
+_MAX_BYTES: Final = 4 * 2**20  # limit of a probe's output, which is usually a few kilobytes
+_MAX_ANSWERS: Final = 100  # limit per host; the usual two are facts and reachable peers
 
 _ANSWERS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "old": {"version": str, "executable": (str, NoneType)},
@@ -66,16 +66,16 @@ _ANSWERS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
 
 _END_TIMEOUT_S: Final = 2.0
 
-REACH_S: Final = 5.0  # for a connection between two hosts
-_FACTS_S: Final = 30.0  # an idle GPU driver takes seconds per GPU to start, all else one second
+REACH_S: Final = 5.0  # time limit for a connection between two hosts
+_FACTS_S: Final = 30.0  # an idle GPU driver takes seconds per GPU to start; all else, one second
 _MAX_PORT: Final = 65535
-_MARGIN_S: Final = 5.0  # for the transfer of an answer
+_MARGIN_S: Final = 5.0  # time for the transfer of an answer
 _CONNECT_STEPS: Final = 3  # TCP, the server's greeting, the login; each may take connect_timeout_s
-# Errors of a probe: no answer, or an invalid one
+# Exceptions of a probe that gives no answer or an invalid one
 _WRONG: Final = (HostError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-_PLACEHOLDER_MARKS: Final = ("{", "@AMP_RAY_")  # in variables that a trial fills in
+_PLACEHOLDER_MARKS: Final = ("{", "@AMP_RAY_")  # a variable with one of these has a placeholder
 
-# Written for any Python: old ones cannot even parse the program that follows
+# Uses only syntax that any Python can parse: an old one cannot parse the program that follows
 _GUARD: Final = """
 import json, sys
 if sys.version_info < %r:
@@ -87,7 +87,7 @@ if sys.version_info < %r:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The findings about all hosts."""
+    """The hosts of an experiment and the findings about all of them."""
 
     experiment: str
     hosts: tuple[str, ...]
@@ -191,7 +191,7 @@ def _probe_all(
     host_probes = [HostProbe(spec, make_host, question) for spec in specs]
     try:
         at_once([host_probe.ask for host_probe in host_probes], question.limit_s)
-        # Fixed here: a host that answers later is not a peer of the others
+        # Choose the peers once: hosts that answer later are not connected to
         peers = [host_probe for host_probe in host_probes if host_probe.listens_at is not None]
         at_once([partial(host_probe.reach, peers) for host_probe in peers], 2 * REACH_S)
         return [host_probe.report() for host_probe in host_probes]
@@ -224,7 +224,7 @@ def require_ready_hosts(experiment: Experiment) -> None:
 
 
 def guarded(source: str) -> str:
-    """Return a program that prints a JSON object of kind ``old`` if Python is too old for it."""
+    """Return a program that only prints a JSON object of kind ``old`` if Python is too old."""
     # As a string, since Python parses a whole program before it runs any line
     return _GUARD % (AGENT_PYTHON,) + f"exec(compile({source!r}, 'amp_ray_probe', 'exec'))\n"
 
@@ -255,7 +255,7 @@ class Probe:
         self._write(make_bundle(PROBE_MODULES) + json.dumps(start).encode() + b"\n")
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
-        """Ask a question and wait for the answer; kind ``old`` if Python is too old for a probe."""
+        """Ask a question and return the answer; its kind is ``old`` if Python is too old."""
         if self._too_old is not None:
             return self._too_old
         self._write(json.dumps({"kind": kind, **details}).encode() + b"\n")
@@ -268,7 +268,7 @@ class Probe:
             if message["kind"] == "lost":
                 self._inbox.put(message)
                 raise HostError(f"{self.host.name}: {message['text']}")
-            if message["kind"] == "old":  # sent once; later questions get it again
+            if message["kind"] == "old":  # the host sends it once; it answers later questions, too
                 self._too_old = message
             if message["kind"] in {kind, "old"}:
                 return message
@@ -285,7 +285,7 @@ class Probe:
             self._channel.write(data)
 
     def _listen(self) -> None:
-        """Separate messages from the output of a login shell or a failing interpreter."""
+        """Read the channel: tell messages from output of a login shell or a failing interpreter."""
         lines = Lines()
         problem = ""
         num_bytes = 0

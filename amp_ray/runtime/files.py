@@ -48,8 +48,8 @@ _SHIPPED: Final = "shipped:"  # prefix of a profile in the package's data
 _PROFILE_SUFFIXES: Final = (".csv", ".yaml", SLICES_SUFFIX)
 _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
 _ENCODING: Final = "utf-8-sig"  # with or without the byte order mark of spreadsheet programs
-_MOST_LINKS: Final = 40  # in a chain; the kernel's limit
-_MOST_CHARACTERS: Final = 2**25  # of an input file: a million strategies
+_MOST_LINKS: Final = 40  # maximum length of a chain of links, as in the kernel
+_MOST_CHARACTERS: Final = 2**25  # maximum size of an input file: a million strategies
 # Files that a command has read, as (device, inode); None outside of commands
 _INPUTS: ContextVar[set[tuple[int, int]] | None] = ContextVar("inputs", default=None)
 
@@ -84,7 +84,7 @@ class ExperimentFiles:
         devices: Iterable[Device],
         profiled: str | None = None,
     ) -> Profile:
-        """Read a profile in another planner's format; log what was recognised."""
+        """Read a profile in another planner's format; log its notes for the user."""
         if source == "aceso":
             assert profiled is not None, "refused where the experiment is checked"
             files = read_texts(self._locate(name), (ACESO_SUFFIX,))
@@ -116,11 +116,11 @@ def load_experiment(
     """Read an experiment from its file or from plain values, with all files that it names.
 
     Args:
-        source: The file, or plain values, whose paths are relative to the current folder.
+        source: The file, or plain values; paths in the latter are relative to the current folder.
         hostfile: Replaces the experiment's hostfile.
         changes: Keys to set, as for `with_changes`.
     """
-    if hostfile is not None:  # as a change, so that the copy in a study's folder has it
+    if hostfile is not None:  # set it as a change, so that the copy in a study's folder has it
         changes = (*changes, f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}")
     base = Path() if isinstance(source, Mapping) else source.parent
     return build_experiment(document_of(source, changes), ExperimentFiles(base=base))
@@ -216,9 +216,9 @@ def with_calibration(
     *,
     transfer: bool,
 ) -> Experiment:
-    """Return an experiment with the constants of a calibration or its file; None changes nothing.
+    """Return an experiment with the constants of a calibration (or its file); None changes nothing.
 
-    With ``transfer``, it may be a calibration of another model, cluster or runtime.
+    With ``transfer``, the calibration may be of another model, cluster or runtime.
     """
     if calibration is None:
         if transfer:
@@ -275,7 +275,7 @@ def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
 
 
 def not_linked(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file, but no symbolic link; an ``opener`` for the built-in ``open``."""
+    """Open a file, refusing symbolic links; an ``opener`` for the built-in ``open``."""
     return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
@@ -310,8 +310,8 @@ def private(path: str, flags: int) -> int:
 def write_text(path: Path, text: str | Iterable[str], *, mode: int = 0o666) -> None:
     """Write a file atomically, with `write_whole`; ``text`` may be an iterable of pieces.
 
-    Symbolic links of this user or root are followed, those of others refused. Devices and pipes are
-    written directly.
+    Symbolic links that belong to this user or root are followed; other links are refused. Devices
+    and pipes are written directly.
     """
     pieces = (piece.encode() for piece in ([text] if isinstance(text, str) else text))
     try:
@@ -328,7 +328,7 @@ def write_text(path: Path, text: str | Iterable[str], *, mode: int = 0o666) -> N
 
 
 def _followed(path: Path) -> Path:
-    """Return the target of a chain of links; refuse links of other users than this one and root."""
+    """Return the target of a chain of links; refuse links of users other than this one and root."""
     for _link in range(_MOST_LINKS):
         if _is_stream(path) or not path.is_symlink():
             return path
@@ -385,5 +385,5 @@ def _shipped(name: str) -> Path:
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Return an error's text without its number; a null byte in a path is a ValueError."""
+    """Return an error's text without its number; a `ValueError` means a null byte in the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -20,10 +20,10 @@ from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.ray.searching import num_cpus
 from amp_ray.trials.doctor.checks import resembles
 
-_CPU_GBIT_PER_S: Final = 20  # initial value for a CPU host, which has no intra-node link
+_CPU_GBIT_PER_S: Final = 20  # first guess of the rate within a CPU host, which has no such link
 _PRESETS: Final = "data/presets.yaml"
 _CPUS: Final = "cpus"  # value of ``slots`` in a preset: the CPUs of this machine
-_MOST_CPUS: Final = 8  # default limit, a process each; --slots takes any number
+_MOST_CPUS: Final = 8  # default maximum of slots (one process per CPU); --slots takes any number
 
 _TEXT: Final = """\
 # An experiment of amp-ray: what is trained on what. docs/experiment-file.md lists every key.
@@ -110,7 +110,7 @@ def experiment_text(answers: Answers, output: Path) -> str:
 
 
 def built(text: str, output: Path) -> Experiment:
-    """Build the experiment of a text that will be written to ``output``."""
+    """Build the experiment from the text of a file that will be written to ``output``."""
     return build_experiment(parse_yaml(text, file=str(output)), ExperimentFiles(base=output.parent))
 
 
@@ -141,12 +141,12 @@ def device_of_hosts(answers: Answers, output: Path) -> str:
 
 
 def _catalogued(name: str, num_bytes: float | None) -> str | None:
-    """Return the name of the catalogue's device with a similar name and the closest memory."""
+    """Return the catalogue's device that has a similar name and the closest memory size."""
     alike = [device for device in CATALOGUE.values() if resembles(device.name, name)]
     if not alike:
         return None
-    wanted = num_bytes or 0.0
-    return min(alike, key=lambda device: abs(device.memory_bytes - wanted)).name
+    memory_bytes = num_bytes or 0.0
+    return min(alike, key=lambda device: abs(device.memory_bytes - memory_bytes)).name
 
 
 def _model(answers: Answers, output: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Planned:
         }
 
     def why_none(self) -> str:
-        """Explain why no strategy is feasible, and which one is closest."""
+        """Explain why no strategy is feasible, and which strategy comes closest."""
         return self.planner.why_none(self.ranking.results)
 
 
@@ -66,8 +66,8 @@ def plan_experiment(
 ) -> Planned:
     """Search the candidates of an experiment, by default with the planner that it names.
 
-    In a large uniform space, candidates are skipped if they are proven not to be among the first
-    ``num_rows`` rows; None skips none.
+    In a large uniform space, a candidate is skipped if a lower bound proves that it is not among
+    the first ``num_rows`` rows; with None, no candidate is skipped.
 
     The ranking does not depend on ``workers``. ``progress`` gets (candidates done, total);
     ``leading`` gets each strategy that is faster than all before it.
@@ -103,7 +103,7 @@ _MOST_SLOTS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned(Planned):
-    """A plan whose ties are ordered by the data that they move."""
+    """A plan after a change of nodes; its ties are ordered by the bytes of state to move."""
 
     replanner: Replanner  # computes the moves of a strategy
 
@@ -122,8 +122,9 @@ class Replanned(Planned):
 
 
 def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
-    """Compare a new plan with an earlier strategy: from ``plan --json``, ``tune --json`` or alone.
+    """Compare a new plan with the earlier strategy in a file.
 
+    The file is the output of ``plan --json`` or ``tune --json``, or has the strategy alone.
     ``cluster`` has all hosts of the experiment file, including lost ones.
     """
     experiment = planned.experiment
@@ -165,7 +166,7 @@ def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
 
 
 def _with_hosts(cluster: Cluster, placement: object) -> Cluster:
-    """Add hosts that a placement has and the experiment file does not have any more."""
+    """Add hosts of an earlier placement that the experiment file no longer has."""
     names, slots = {node.name for node in cluster.nodes}, dict[str, int]()
     for entry in placement if isinstance(placement, list) else []:
         match entry:

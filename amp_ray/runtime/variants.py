@@ -17,8 +17,8 @@ from amp_ray.search.rows import row
 from amp_ray.search.run import NUM_INTERVALS
 from amp_ray.units import GIB
 
-MOST_VARIANTS: Final = 1000  # plans of one sweep; more are usually a mistake
-KNEE: Final = 0.5  # least relative gain of throughput per relative gain of devices
+MOST_VARIANTS: Final = 1000  # maximum number of plans of one sweep; more are usually a mistake
+KNEE: Final = 0.5  # least ratio of throughput's relative gain to the devices' relative gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Variants:
     # Reads the experiment with ``KEY=VALUE`` changes, and chooses its planner
     load: Callable[[Sequence[str]], tuple[Experiment, PlannerChoice]]
     workers: Workers = AUTO
-    num_rows: int = NUM_INTERVALS  # see `plan_experiment`
+    num_rows: int = NUM_INTERVALS  # rows of each ranking that are needed; see `plan_experiment`
 
     def plan(self, changes: Sequence[str]) -> Variant:
         """Plan with some changes; an `InputError` becomes the variant's ``problem``."""
@@ -131,8 +131,9 @@ def _written(value: Any) -> str:  # noqa: ANN401 - any plain value
 def knee(variants: Sequence[Variant]) -> Variant | None:
     """Return the largest cluster up to which more devices are worth it.
 
-    They are worth it if the relative gain of samples per second is at least `KNEE` times that of
-    devices. None if that always holds, or if all clusters have the same size.
+    More devices are worth it if the relative gain of samples per second is at least `KNEE` times
+    the relative gain of devices. The result is None if all are worth it, or if all clusters have
+    the same size.
     """
     curve = sorted(
         (variant.planned.experiment.cluster.num_devices, variant.samples_per_s, number)
@@ -153,7 +154,7 @@ class Advice:
 
     what: str  # description of the change
     variant: Variant
-    speedup: float | None  # ratio of samples per second to today's; None without a plan
+    speedup: float | None  # ratio of samples per second to today's; None if there is no plan
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of ``advice`` of ``explain --json``."""
@@ -179,10 +180,10 @@ def advise(
     (changes planned, total).
     """
     assert today.planned is not None
-    asked = list(_changes(values, today.planned.experiment))
+    all_changes = list(_changes(values, today.planned.experiment))
     advice = []
-    for number, (what, changes) in enumerate(asked):
-        progress(number, len(asked))
+    for number, (what, changes) in enumerate(all_changes):
+        progress(number, len(all_changes))
         variant = variants.plan(changes)
         rate, before = variant.samples_per_s, today.samples_per_s
         speedup = None if rate is None or before is None else rate / before
@@ -231,7 +232,10 @@ def _changes(
 def _faster(
     nodes: Sequence[Mapping[str, Any]], key: str, where: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the change that doubles a rate of all nodes; none if one is a table or left out."""
+    """Yield the change that doubles a rate of all nodes.
+
+    Yield nothing if a node leaves the rate out, or has a table of rates.
+    """
     changes = []
     for index, node in enumerate(nodes):
         names = [name for name in (f"{key}_gbit_per_s", f"{key}_gbyte_per_s") if name in node]

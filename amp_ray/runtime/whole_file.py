@@ -19,8 +19,8 @@ PARTIAL: Final = ".amp-ray-*.partial"  # temporary files; a killed process leave
 def write_whole(path: Path, pieces: Iterable[bytes], *, mode: int = 0o666) -> None:
     """Write a temporary file with a random name in the same folder, then rename it to ``path``.
 
-    A link at ``path`` is replaced, never followed. The permissions are ``mode``, reduced by the
-    umask and to those of a replaced file: a private file stays private.
+    A link at ``path`` is replaced, never followed. The umask reduces the permissions ``mode``, and
+    so do the permissions of a file that is replaced: a private file stays private.
     """
     partial = path.with_name(PARTIAL.replace("*", secrets.token_hex(_NAME_BYTES)))
     descriptor = os.open(partial, _FLAGS, mode & _mode_of(path))

@@ -10,6 +10,6 @@ STDERR = 2
 """File descriptor of stderr; ``sys.stderr`` may be replaced."""
 
 if __name__ == "__main__":
-    # A rank that is terminated at the time limit prints its stack: the only way to locate a hang.
+    # A rank that is terminated at the time limit prints its stack: nothing else can locate a hang.
     faulthandler.register(signal.SIGTERM, file=STDERR, chain=True)
     leave(main(sys.argv[1:]))

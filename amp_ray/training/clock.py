@@ -32,13 +32,13 @@ SPAN_NAMES: Final[Mapping[Kind, str]] = {
 
 
 class Clock(Protocol):
-    """Takes time marks and returns the seconds between them later."""
+    """Takes marks of moments; later, returns the seconds between two marks."""
 
     def mark(self) -> Any:  # noqa: ANN401 - the type depends on the clock
         """Return the present moment."""
 
     def seconds(self, start: Any, end: Any) -> float:  # noqa: ANN401
-        """Return seconds between two marks; the device must be synchronised after the second."""
+        """Return the seconds between two marks; call it after a synchronisation of the device."""
 
     def begin(self) -> None:
         """Set the reference time of `moment`; call before each step."""
@@ -48,7 +48,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Clock for CPUs, where a call returns after its work is done."""
+    """Clock for CPUs, where a call returns when its work is done."""
 
     def mark(self) -> float:
         """Return the present moment."""
@@ -67,7 +67,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Clock for CUDA: marks are events in the stream, so that measuring never blocks."""
+    """Clock for CUDA: a mark is an event in the stream, so that taking one never blocks."""
 
     def mark(self) -> Any:  # noqa: ANN401 - a CUDA event
         """Record an event in the current stream."""
@@ -98,7 +98,7 @@ class Spans:
     clock: Clock
     # Name, instruction, start and end of every span since the last ``drain``
     marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
-    # Instructions of the last ``drain``, with begin and end on the host's clock
+    # Instructions that the last ``drain`` returned, with start and end on the host's clock
     instructions: list[tuple[str, float, float]] = field(default_factory=list)
 
     @contextmanager
@@ -120,7 +120,7 @@ class Spans:
         return call
 
     def drain(self) -> dict[str, float]:
-        """Return the total seconds per name, and clear the marks."""
+        """Return the total seconds per name, and forget all spans."""
         total: dict[str, float] = defaultdict(float)
         for name, _, start, end in self.marks:
             total[name] += self.clock.seconds(start, end)
@@ -137,7 +137,7 @@ TIMELINE_FILE: Final = "timeline.json"
 SCHEMA: Final = 1
 
 NUM_ROUND_TRIPS: Final = 20
-"""Messages sent to compare clocks; only the fastest is used, as the others were delayed."""
+"""Number of messages to compare clocks; only the fastest round trip counts: others were delayed."""
 
 _PLACE: Final = ("rank", "host", "stage", "dp_rank", "cp_rank", "tp_rank")
 """Key of the clock offset in a rank's report."""
@@ -148,8 +148,8 @@ BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 def clock_offset_s(device: torch.device) -> float:
     """Return rank 0's clock minus this rank's clock, in seconds; every rank calls it.
 
-    Ranks of one kernel share its monotonic clock. Others exchange messages with rank 0, which
-    replies with its time; the reply is assumed to take half of the fastest round trip.
+    Ranks that run on rank 0's kernel share its monotonic clock. All others exchange messages with
+    rank 0, which replies with its time; a reply is assumed to take half of the fastest round trip.
 
     References:
         Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989.
@@ -192,7 +192,7 @@ def _boot() -> str:
 
 
 def write_timeline(out_dir: str, trial_id: str, step: int, ranks: Sequence[dict[str, Any]]) -> None:
-    """Write the instructions of all ranks; times count from the first instruction of any."""
+    """Write the instructions of all ranks; times count from the first instruction of any rank."""
     start_s = min((rank["instructions"][0][1] for rank in ranks if rank["instructions"]), default=0)
     record = {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""Set-up of a rank's device and of the trial's process group, with its time limits."""
+"""Set-up of a rank's device and of the trial's process group with time limits."""
 
 import ctypes
 import datetime as dt
@@ -59,7 +59,7 @@ def connect(job: Job, *, cuda: bool) -> None:
         )
     _prepare_device(job, cuda=cuda)
     limit = dt.timedelta(seconds=job.communication_timeout_s)
-    # DeepSpeed creates some groups without a time limit; these two defaults apply to them.
+    # DeepSpeed creates some groups without a time limit; these two defaults limit them.
     distributed_c10d.default_pg_timeout = limit
     distributed_c10d.default_pg_nccl_timeout = limit
     backend = "nccl" if cuda else "gloo"
@@ -84,7 +84,7 @@ def _prepare_device(job: Job, *, cuda: bool) -> None:
 def _return_freed_memory() -> None:
     """Make the C library return large freed tensors to the system, if it supports that.
 
-    By default it keeps them for later allocations, and gathered weights would accumulate.
+    By default, the library keeps them for later allocations, and gathered weights would accumulate.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

@@ -1,8 +1,9 @@
 """Context parallelism: ranks that divide the tokens of every sequence.
 
-Rank ``i`` of ``cp`` has parts ``i`` and ``2 cp - 1 - i`` of a sequence cut into ``2 cp`` parts, so
-that all ranks have equal work. Keys and values travel in a ring while each rank computes attention
-to the block that it holds; the softmax sums of the blocks combine their results.
+A sequence is cut into ``2 cp`` parts; rank ``i`` has parts ``i`` and ``2 cp - 1 - i``, so that all
+ranks have equal work. Blocks of keys and values travel round a ring of the ranks, and each rank
+computes attention to the block that it holds. The results for all blocks are added, weighted by
+their softmax sums.
 
 References:
     Liu et al., Ring Attention, arXiv:2310.01889; Milakov and Gimelshein, Online normalizer
@@ -29,9 +30,9 @@ _KERNELS: Final = torch.ops.aten
 class ContextParallel:
     """The ranks that divide the tokens of every sequence, as seen by this rank."""
 
-    rank: int  # index of this process among them
-    processes: tuple[int, ...]  # global ranks of all of them, in order
-    group: Any  # their process group
+    rank: int  # index of this rank among the context-parallel ranks
+    processes: tuple[int, ...]  # global ranks of the context-parallel ranks, in order
+    group: Any  # process group of the context-parallel ranks
 
     @property
     def size(self) -> int:
@@ -66,17 +67,17 @@ class ContextParallel:
         return mixed[..., :width]
 
     def blocks(self, tokens: int) -> Iterator["_Block"]:
-        """Yield the blocks of attention, beginning with this rank's keys and values."""
+        """Yield the blocks of attention: first to this rank's keys, then to those of the others."""
         everything, half = slice(0, tokens), tokens // 2
         yield _Block(everything, everything, is_causal=True)
         for step in range(1, self.size):
-            if (self.rank - step) % self.size < self.rank:  # its first part precedes both of ours
+            if (self.rank - step) % self.size < self.rank:  # the sender's first part precedes ours
                 yield _Block(everything, slice(0, half), is_causal=False)
-            else:  # both of its parts lie between ours
+            else:  # both of the sender's parts lie between ours
                 yield _Block(slice(half, tokens), everything, is_causal=False)
 
     def pass_on(self, value: Tensor) -> "_Arriving":
-        """Start to send a tensor to the next rank and to receive the previous rank's."""
+        """Start to send a tensor to the next rank, and to receive the previous rank's tensor."""
         after = self.processes[(self.rank + 1) % self.size]
         before = self.processes[self.rank - 1]
         arriving = torch.empty_like(value)
@@ -98,7 +99,7 @@ class _Block(NamedTuple):
 
 
 class _Arriving(NamedTuple):
-    """A tensor being received; it keeps the sent tensor alive until both are done."""
+    """A tensor that is being received, and the sent one, which must stay alive until it is sent."""
 
     works: tuple[Any, ...]
     tensor: Tensor
@@ -112,7 +113,7 @@ class _Arriving(NamedTuple):
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over all ranks; the backward pass sends keys and values round the ring again."""
+    """Attention over all ranks; keys and values go round the ring in both passes."""
 
     @staticmethod
     def forward(
@@ -144,7 +145,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Send gradients round with keys and values; one more step returns them to their rank."""
+        """Send gradients round with keys and values; a last step returns them to their rank."""
         query, key, value, mixed, sums = ctx.saved_tensors
         context = ctx.context
         parts, of_query = torch.stack((key, value)), torch.zeros_like(query)
@@ -190,9 +191,10 @@ def _gradients(
     """Return the gradients of queries, and of keys and values, of one block.
 
     Args:
-        at_queries: Gradient of the attention to all tokens, queries, that attention, softmax sums.
+        at_queries: Four tensors with an entry per query: the gradient of the attention to all
+            tokens, the queries, the attention itself, and its softmax sums.
         parts: Keys and values.
-        block: Used for its causal mask.
+        block: Says whether the mask is causal.
         scale: Factor of the products of queries and keys.
     """
     gradient, query, mixed, sums = (part.contiguous() for part in at_queries)
@@ -224,7 +226,7 @@ _SUMS_MULTIPLE: Final = 32
 
 
 def _padded(sums: Tensor) -> Tensor:
-    """Pad softmax sums to the number of queries that the kernel reads; padding is not used."""
+    """Pad softmax sums to the number of queries that the kernel reads; it ignores the padding."""
     return functional.pad(sums, (0, -sums.shape[-1] % _SUMS_MULTIPLE), value=torch.inf)
 
 

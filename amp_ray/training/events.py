@@ -89,7 +89,7 @@ class EventChannel:
     def send(self, event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
         """Write one event as a line of JSON, in a single write.
 
-        An event too long for an atomic write loses its longest values and lists their names.
+        If an event is too long for an atomic write, its longest values are replaced by their names.
         """
         head = {
             "event": event,
@@ -131,8 +131,8 @@ def _line(head: Mapping[str, Any], values: Mapping[str, Any]) -> bytes:
 def cause_of(error: BaseException) -> str:
     """Classify an error: out of memory, communication, port in use, or any other.
 
-    When one rank dies, its peers see connections break and often report first;
-    a launcher therefore trusts ``communication`` only if no rank has another cause.
+    When one rank dies, its peers see connections break and often report first. So
+    a launcher trusts the cause ``communication`` only if no rank reports another one.
 
     Example:
         >>> cause_of(MemoryError())
@@ -183,12 +183,12 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of ``result.json``.
 
-    Times of a step, and of each part of a stage, are maxima over ranks. ``iteration_time_s`` is
-    the mean of the steps after the detected warm-up; all steps are kept. In a stage, ``forward_s``
-    and ``backward_s`` include ``tensor_parallel_s``, and ``receive_s`` includes the wait for the
-    neighbour. ``ranks`` has one report per process, with ``stage``, ``step_s``, ``losses``,
-    ``spans_s`` (mean per measured step) and ``peak_memory_bytes`` among others; ``stages`` has the
-    chunks of each stage.
+    ``ranks`` has one report per process; its keys include ``stage``, ``step_s``, ``losses``,
+    ``spans_s`` (mean per measured step) and ``peak_memory_bytes``. ``stages`` has the chunks of
+    each stage. In the result, the times of a step and of each part of a stage are maxima over
+    ranks. ``iteration_time_s`` is the mean of the steps after the detected warm-up; the times of
+    all steps are kept. In a stage, ``forward_s`` and ``backward_s`` include
+    ``tensor_parallel_s``, and ``receive_s`` includes the wait for the neighbour.
     """
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     return {

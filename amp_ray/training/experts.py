@@ -1,4 +1,4 @@
-"""Mixture of experts: a router sends every token to a few of many feed-forward parts.
+"""Mixture of experts: a router sends every token to a few of many feed-forward networks.
 
 No token is dropped, and there is no load balancing: the router's weights alone determine the
 experts' loads. A rank sorts copies of its tokens by expert, sends them to the ranks that hold the
@@ -25,7 +25,7 @@ from amp_ray.training.transformer import FeedForward
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertParallel:
-    """The ranks that together hold the experts of a layer; each has some experts, or shards."""
+    """The ranks that together hold the experts of a layer: each has some experts, or shards."""
 
     rank: int  # index of this rank; ranks that divide one expert are consecutive
     etp: int  # ranks that divide each expert
@@ -39,7 +39,7 @@ class ExpertParallel:
         return len(self.owners) // self.etp
 
     def exchange(self, value: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Exchange rows between all ranks; gradients take the reverse way."""
+        """Exchange rows between all ranks; gradients go back to the ranks that sent the rows."""
         if self.group is None:
             return value
         arrived: Tensor = _AllToAll.apply(value, self.group, sent, received)
@@ -89,7 +89,8 @@ class MixtureOfExperts(nn.Module):
 
     Args:
         shape: Has the number and the width of experts.
-        spread: Ranks that together hold them; None if tp divides each like other weights.
+        spread: Ranks that together hold the experts; None if tp divides each expert, like other
+            weights.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class MixtureOfExperts(nn.Module):
             self.gate = parameter("gate", (wide, hidden), std, 0)
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        """Return the output for an input ``(batch, tokens, hidden)``, in the same shape."""
         routed = self._routed(value)
         return routed if self.shared is None else routed + self.shared(value)
 
@@ -215,5 +216,5 @@ def is_spread(parameter: object) -> bool:
 
 
 def _rows(value: Tensor, routes: _Routes) -> Tensor:
-    """Return the sorted copies of tokens ``(batch, tokens, hidden)``, one per row."""
+    """Return the copies of tokens, sorted by expert, one per row."""
     return value.flatten(0, 1)[routes.rows]

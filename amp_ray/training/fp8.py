@@ -1,7 +1,8 @@
 """Matrix products of the blocks' linear layers and experts in 8-bit floats.
 
 Both operands are scaled by their largest value; the format is E4M3 in the forward pass and E5M2
-for gradients. Sums and results are wider. Stored weights, activations and gradients do not change.
+for gradients. Sums and results have more bits. Stored weights, activations and gradients keep their
+data types.
 
 References:
     Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
@@ -28,7 +29,7 @@ _TINY: Final = 1e-12
 
 
 def fp8_linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``linear`` with all three products of both passes in 8-bit floats."""
+    """Compute ``linear``, with its one forward and two backward products in 8-bit floats."""
     rows = value.flatten(0, -2)
     if not rows.shape[0]:  # an expert without tokens
         return functional.linear(value, weight, bias)
@@ -39,7 +40,7 @@ def fp8_linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 class _Linear(torch.autograd.Function):
-    """``rows @ weight.T``; the number of rows must be divisible as the kernels require."""
+    """``rows @ weight.T``; the number of rows must be a multiple that the kernels support."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""The strategy of a job: ranks, stages, samples, slices, chunks, and who sends what to whom."""
+"""The strategy of a job: ranks, stages, samples, slices, chunks, and messages between ranks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Coordinates:
 def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple[int, ...]:
     """Return for each rank of the strategy the ``RANK`` of the process at its place.
 
-    The map is needed because some launchers number processes host by host, regardless of the
+    The two numbers differ because some launchers number processes host by host, regardless of the
     placement. ``launch_order`` has the place of every process, in the order of the launcher's
     ``RANK``; both arguments have the same places, each once.
 
@@ -47,7 +47,7 @@ def shard_range(size: int, index: int, num_shards: int) -> tuple[int, int]:
 
 
 _OPTIONS: Final = ("tp", "dp", "cp", "ep", "etp", "sequence_parallel")
-"""Options of a stage that are read as they are."""
+"""Options of a stage that need no conversion."""
 
 TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
 """For each batch slice, its number of sequences and the lengths of its token slices."""
@@ -59,16 +59,16 @@ class GridStage:
 
     tp: int
     dp: int
-    # Samples of one micro-batch per dp index; None for ``micro_batch_size`` each
+    # Samples of one micro-batch per dp index; None if each has ``micro_batch_size``
     shares: tuple[int, ...] | None = None
-    # What runs again in the backward pass: ``none``, ``selective`` (the attention core) or ``full``
+    # Recomputation in the backward pass: ``none``, ``selective`` (the attention core) or ``full``
     recompute: str = "none"
-    # Number of blocks that recompute, counted from its first; None for all
+    # Number of blocks that recompute, counted from the stage's first; None for all
     recompute_layers: int | None = None
     cp: int = 1  # ranks that divide the tokens of every sequence
     ep: int = 1  # expert parallel degree
     etp: int = 0  # ranks that divide each expert; 0 means tp
-    # Whether its tp ranks divide the tokens between tensor-parallel layers
+    # Whether the tp ranks divide the tokens between tensor-parallel layers
     sequence_parallel: bool = False
 
     @property
@@ -101,8 +101,8 @@ class Passage(NamedTuple):
     """One unit of the pipeline: a micro-batch, or a batch slice of one."""
 
     micro_batch: int  # index in the step
-    first: int  # first sequence of every share
-    size: int | None  # number of sequences of every share; None for all
+    first: int  # first sequence, as an index into a replica's share of the micro-batch
+    size: int | None  # number of sequences of a replica's share; None for all
     tokens: tuple[int, ...]  # length of each token slice; empty if sequences are whole
 
     @property
@@ -116,7 +116,7 @@ class Grid:
     """A strategy that this program can run."""
 
     stages: tuple[GridStage, ...]  # in pipeline order
-    micro_batch_size: int  # per replica; if stages share samples differently, in total
+    micro_batch_size: int  # per replica; in total if stages divide samples differently
     num_micro_batches: int
     # ``(0, ..., num_layers)``, indices into the list of ``layer_kinds``; several chunks per stage
     # are in the order of the model: chunk 0 of every stage, chunk 1 of every stage, ...
@@ -186,7 +186,7 @@ class Grid:
         return self.rank_map[first : self.first_rank[place.pp + 1] : stage.tp]
 
     def expert_processes(self, place: Coordinates) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the processes that together hold all experts, and those with a rank's experts.
+        """Return the processes that together hold all experts, and those with this rank's experts.
 
         Consecutive ranks of a stage together hold all experts.
         """
@@ -234,7 +234,7 @@ class Grid:
 
 
 def read_grid(strategy: Mapping[str, Any], launch_order: Sequence[Sequence[Any]] | None) -> Grid:
-    """Read a STRATEGY object; without a launch order, ranks are processes in the same order."""
+    """Read a STRATEGY object; without a launch order, a rank is the process of that number."""
     micro_batch_size = strategy["micro_batch_size"]
     stages = _read_stages(strategy, micro_batch_size)
     placement = strategy.get("placement")
@@ -257,7 +257,7 @@ def read_grid(strategy: Mapping[str, Any], launch_order: Sequence[Sequence[Any]]
 
 
 def _read_stages(strategy: Mapping[str, Any], micro_batch_size: int) -> tuple[GridStage, ...]:
-    """Read ``stages``, or create equal stages; a stage without an option has the strategy's."""
+    """Read ``stages``, or create equal stages; an option that a stage lacks is the strategy's."""
     records = strategy.get("stages") or [{}] * strategy["pp"]
     recompute = strategy.get("recompute", [stage.get("recompute", "none") for stage in records])
     per_stage = recompute if isinstance(recompute, list) else [recompute] * len(records)
@@ -303,8 +303,8 @@ class RowRange(NamedTuple):
 def incoming(grid: Grid, place: Coordinates, source: int, passage: Passage) -> tuple[Piece, ...]:
     """Return the pieces that a rank receives from a stage for one passage.
 
-    Every rank of a stage holds all features of its samples. If the sender's tp is larger, each
-    sender sends a part of the features; if the receiver's is larger, a rank sends to several.
+    Every rank of a stage holds all features of its samples. If the senders' tp is larger, each
+    sends a part of the features; if the receivers' tp is larger, a sender has several receivers.
     """
     return tuple(
         Piece(grid.process(source, dp, tp, place.cp), *span, part, num_parts)
@@ -330,7 +330,7 @@ def outgoing(grid: Grid, place: Coordinates, target: int, passage: Passage) -> t
 def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tuple[RowRange, ...]:
     """Return the rows of a table, sharded over tp, that a rank shares with ranks of a stage.
 
-    Both ends hold the table; each rank exchanges rows with one replica of the other stage.
+    Both stages hold the table; each rank exchanges rows with one replica of the other stage.
 
     Returns:
         Ranges to receive, which cover the rows of this rank's shard once.
@@ -364,7 +364,7 @@ def _rows(
 def _shared(
     grid: Grid, place: Coordinates, other: int, passage: Passage
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the dp indices of a stage that share samples with this rank, with those samples."""
+    """Yield the dp indices of a stage that share samples with this rank, and the shared range."""
     own_first, own_end = grid.samples(place.pp, passage)[place.dp]
     for dp, span in enumerate(grid.samples(other, passage)):
         first, end = max(span[0], own_first), min(span[1], own_end)
@@ -373,7 +373,7 @@ def _shared(
 
 
 def _feature_senders(tp: int, receiving_tp: int, receiver: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the tp indices that send to a receiver, each with its part of the features."""
+    """Yield each tp index that sends to a receiver, its part of the features, and their number."""
     lanes = lcm(tp, receiving_tp)
     num_parts = lanes // receiving_tp
     for part in range(num_parts):

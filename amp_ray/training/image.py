@@ -47,7 +47,7 @@ def up_sample(tokens: Tensor, shape: ModelShape, level: int) -> Tensor:
     """Double the side of a picture by pixel shuffle or bilinear interpolation.
 
     Tokens of the level below, shape ``(batch, side**2, width)``, become ``(batch, (2 * side)**2,
-    width)``, with a quarter of the width after a shuffle.
+    width)``; a pixel shuffle divides the width by 4.
     """
     side = level_side(shape, level - 1)
     picture = tokens.transpose(1, 2).unflatten(2, (side, side))
@@ -76,7 +76,7 @@ def from_windows(tokens: Tensor, side: int, window: int) -> Tensor:
 
 
 class ImageBlock(nn.Module):
-    """A transformer block; the first of a level first up-samples and adds positions."""
+    """A transformer block; the first block of a level also up-samples and adds positions."""
 
     def __init__(
         self, shape: ModelShape, parallel: TensorParallel, weights: LayerWeights, block: int
@@ -113,7 +113,7 @@ class ImageBlock(nn.Module):
 
 
 class ImageHead(nn.Module):
-    """Linear layer from the last level's tokens to colours."""
+    """The linear layer from the last level's tokens to colours."""
 
     def __init__(self, shape: ModelShape, weights: LayerWeights) -> None:
         """Create the layer, replicated on every rank as it is small."""
@@ -130,7 +130,7 @@ class ImageHead(nn.Module):
 def picture_loss(pictures: Tensor, targets: Tensor) -> Tensor:
     """Return the mean squared error against synthetic pictures, in single precision.
 
-    The discriminator is not trained; published trials also exclude it.
+    It replaces the discriminator, which is not trained here, nor in the published trials.
     """
     return functional.mse_loss(pictures.float(), targets.float())
 

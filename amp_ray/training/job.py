@@ -1,7 +1,7 @@
 """Job files of a trial and of a profile run.
 
-Both are written by the same version of this package, which launches only what this program can run
-(see ``trials/runtime_strategy.py``), so a job is not checked again here.
+Both are written by the same version of this package, which launches no job that this program cannot
+run (see ``trials/runtime_strategy.py``). So jobs are not checked again here.
 """
 
 from collections.abc import Mapping
@@ -27,24 +27,24 @@ class Job:
     model: ModelShape
     grid: Grid
     global_batch_size: int
-    steps: int  # measured steps
+    steps: int  # number of measured steps
     runtime: str = "deepspeed"  # or ``torch`` for plain ``torch.distributed``
     # ``fp32``, ``bf16``, ``fp16``, or ``fp8``: 8-bit products in blocks, otherwise bf16
     precision: str = "fp32"
     optimizer: str = "adam"  # or ``adamw`` or ``sgd``
     learning_rate: float = 1e-4
     gradient_clipping: float = 0.0  # maximum norm of all gradients together; 0 turns it off
-    # What is sharded over dp: 1 optimizer states, 2 gradients too, 3 weights too
+    # Shards over dp: 0 none, 1 optimizer states, 2 also gradients, 3 also weights
     zero_stage: int = 0
     warmup_steps: int = 0  # steps before the measured ones
     most_steps: int = 0  # maximum of measured steps if the first ones do not suffice
     # Seconds since the start within which additional steps should finish
     more_steps_within_s: float = 0.0
     seed: int = 0
-    device: str = "auto"  # ``cpu`` or ``cuda``; ``auto`` takes CUDA where there is a GPU
+    device: str = "auto"  # ``cpu`` or ``cuda``; ``auto`` means CUDA if there is a GPU
     # Whether each rank sends 1/tp of an activation, which the next stage gathers
     sliced_transfers: bool = False
-    # CPU threads per rank; more than its share of the cores makes steps far slower
+    # CPU threads per rank; more threads than a rank's share of the cores make steps far slower
     num_threads: int = 1
     # Limit of the rendezvous; DeepSpeed's default is ten minutes
     init_timeout_s: float = 60.0

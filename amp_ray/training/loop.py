@@ -44,7 +44,7 @@ ENGINES: Final = {
 
 
 class Engine(Protocol):
-    """Trainer of a rank's part of the model."""
+    """A runtime's trainer of this rank's part of the model."""
 
     num_parameters: int
 
@@ -58,9 +58,9 @@ class Engine(Protocol):
 class PeakMemory:
     """Peak memory, measured from just before the model is built.
 
-    On a CPU, initial weights are created in full before they are sliced. ``built``
-    resets that peak if the kernel allows it, as it is due to this program and not
-    to the strategy.
+    On a CPU, initial weights are created in full before they are sliced. This peak is
+    due to this program, not to the strategy, so ``built`` resets it if the kernel
+    allows that.
     """
 
     def __init__(self, *, cuda: bool) -> None:
@@ -76,11 +76,11 @@ class PeakMemory:
             try:
                 Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
             except OSError:
-                # Not allowed: the peak then includes the build, so it is an upper bound.
+                # The kernel does not allow it: the peak includes the build and is an upper bound.
                 return
 
     def peak(self) -> dict[str, int]:
-        """Return bytes: ``peak_memory_bytes`` and its parts."""
+        """Return ``peak_memory_bytes`` and the bytes of its parts."""
         if self.cuda:
             return {
                 "peak_memory_bytes": int(torch.cuda.max_memory_allocated()),
@@ -154,7 +154,7 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
 
 
 def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
-    """Train and time one step; data is generated before, and all ranks start together."""
+    """Train and time one step: generate its data first, then let all ranks start together."""
     step = len(record.step_s)
     batches = engine.load(step)
     spans.drain()
@@ -172,7 +172,7 @@ def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
 
 
 def _num_more(job: Job, step_s: list[float], elapsed_s: float) -> int:
-    """Return the number of additional steps; ranks share their times, so all agree."""
+    """Return the number of additional steps, the same on all ranks, which share their times."""
     if job.most_steps <= len(step_s) - job.warmup_steps:
         return 0
     ranks: list[Any] = [None] * job.grid.num_ranks
@@ -231,13 +231,13 @@ def _finish(job: Job, channel: EventChannel, report: dict[str, Any]) -> None:
             iteration_time_s=result["iteration_time_s"],
             peak_memory_bytes=result["peak_memory_bytes"],
         )
-    # No rank exits before the result is on disk: an exit would look like a failure.
+    # No rank may exit before the result is on disk: its exit would look like a failure.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 def _status_bytes(key: str) -> int:
-    """Return one size from ``/proc/self/status``."""
+    """Return the size, in bytes, of a key of ``/proc/self/status``."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == key:

@@ -1,11 +1,11 @@
-"""Tensor parallelism: the two communication points of Megatron's layers, layers and their weights.
+"""Tensor parallelism: Megatron's sharded layers, their weights and their communication.
 
-Column-parallel layers hold rows of the weight (output features), row-parallel
-layers columns (input features). The input of a pair of them is copied to all ranks
-(its gradient is summed); the output is summed (its gradient is copied). With
-sequence parallelism ranks divide the tokens between such pairs: the input is
-gathered (its gradient is reduced and scattered); the output is reduced and
-scattered (its gradient is gathered).
+A column-parallel layer holds some output features (rows of its weight matrix), a
+row-parallel layer some input features (columns). They come in pairs: the input of a
+pair is copied to all ranks (its gradient is summed), and the output is summed (its
+gradient is copied). With sequence parallelism, ranks divide the tokens between pairs:
+the input of a pair is gathered (its gradient is reduced and scattered), and the output
+is reduced and scattered (its gradient is gathered).
 
 References:
     Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3.
@@ -29,9 +29,9 @@ from amp_ray.training.grid import shard_range
 class TensorParallel:
     """The ranks that share every layer of a stage."""
 
-    rank: int = 0  # index of this process among them
+    rank: int = 0  # index of this process among the ranks
     size: int = 1
-    group: Any = None  # their process group; None if this process is alone
+    group: Any = None  # process group of the ranks; None if this process is alone
     # Index of each rank in the group; empty if the group has the same order
     order: tuple[int, ...] = ()
     # Whether the ranks divide the tokens of norms and of the residual stream
@@ -51,7 +51,7 @@ class TensorParallel:
     def enter(self, value: Tensor) -> Tensor:
         """Return the input of column-parallel layers; its gradient is summed over the ranks.
 
-        If ranks divide the tokens, they gather them, and reduce and scatter the gradient.
+        If ranks divide the tokens, the input is gathered, and the gradient reduced and scattered.
         """
         if self.divides_tokens:
             return self._exchange(value, self._gather, self._reduce_scatter)
@@ -60,7 +60,7 @@ class TensorParallel:
     def leave(self, value: Tensor) -> Tensor:
         """Sum the partial results of a row-parallel layer; the gradient passes unchanged.
 
-        If ranks divide the tokens, each receives the sum of its tokens only.
+        If ranks divide the tokens, each rank receives the sum for its tokens only.
         """
         if self.divides_tokens:
             return self._exchange(value, self._reduce_scatter, self._gather)
@@ -75,7 +75,7 @@ class TensorParallel:
         return self._exchange(value, self._gather, self.own_tokens)
 
     def own_tokens(self, value: Tensor) -> Tensor:
-        """Return this rank's part of dimension 1, which the ranks divide evenly."""
+        """Return this rank's part of a tensor along dimension 1, which the ranks divide evenly."""
         part = value.shape[1] // self.size
         return value.narrow(1, self.rank * part, part)
 
@@ -117,7 +117,7 @@ def _same(value: Tensor) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """Autograd function with a given operation for each pass."""
+    """Autograd function with one operation for the forward and one for the backward pass."""
 
     @staticmethod
     def forward(
@@ -170,7 +170,7 @@ def seed_of(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """Generator of one layer's initial weights; this process keeps shard ``tp_rank``."""
+    """Generates one layer's initial weights; this process keeps shard ``tp_rank``."""
 
     seed: int
     layer: int
@@ -206,7 +206,7 @@ def is_divided(parameter: object) -> bool:
 
 
 class SplitLinear(nn.Module):
-    """This rank's shard of a linear layer; a bias starts at zero."""
+    """This rank's shard of a linear layer; the optional bias starts at zero."""
 
     shard_dim: int
 

@@ -43,10 +43,10 @@ KINDS: dict[str, Kind] = {
     "ReduceGrads": "REDUCE_GRAD",
     "OptimizerStep": "STEP",
 }
-"""Kind in our lists of each instruction of DeepSpeed's schedule."""
+"""Our kind of instruction for each instruction of DeepSpeed's schedule."""
 
 OTHER_SPANS = {"LoadMicroBatch": "load", "ReduceTiedGrads": "gradient_sync"}
-"""Span name of its other instructions."""
+"""Span names of DeepSpeed's other instructions."""
 
 MAX_BUCKET_ELEMENTS = 500_000_000
 """Number of gradient elements per all-reduce; DeepSpeed's default."""
@@ -58,8 +58,8 @@ SHARED_MEMORY_OP = "deepspeed_shm_comm"
 def join(job: Job, *, cuda: bool) -> None:
     """Make DeepSpeed use the process group of the trial."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # DeepSpeed probes for compatible operators with a compiler, and on a CPU compiles one for half
-    # a minute or more. Declaring the operator incompatible prevents both.
+    # DeepSpeed runs a compiler to find compatible operators, and on a CPU compiles one for half a
+    # minute or more. It does neither if the operator is declared incompatible.
     deepspeed.ops.__compatible_ops__ = dict.fromkeys((SHARED_MEMORY_OP,), False)
     deepspeed.init_distributed(
         dist_backend="nccl" if cuda else "gloo",
@@ -73,7 +73,7 @@ class PlacedTopology(PipeModelDataParallelTopology):
     """Topology with the job's rank map; DeepSpeed derives all groups from its ``mapping``."""
 
     def __init__(self, grid: Grid) -> None:
-        """Replace each rank in DeepSpeed's mapping by its process in the rank map."""
+        """Replace each rank in DeepSpeed's mapping by the process that has it in the rank map."""
         super().__init__(num_pp=grid.pp, num_mp=grid.tp, num_dp=grid.dp)
         for place, rank in self.mapping.items():
             self.mapping[place] = grid.rank_map[rank]
@@ -108,7 +108,7 @@ class TrialModule(PipelineModule):
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
-        """Return whether to recompute a layer: only the first blocks, if the strategy says so."""
+        """Return whether to recompute a layer; strategies may limit this to the first blocks."""
         return all(any(function is block for block in self._blocks_again()) for function in funcs)
 
     def _blocks_again(self) -> list[Any]:
@@ -144,9 +144,9 @@ def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
 def _flag_owners(module: TrialModule) -> None:
     """Make DeepSpeed's fp32 gradient norm count every weight once.
 
-    DeepSpeed counts flagged weights on every rank, and all weights on the model's
-    first rank. So a weight on several ranks is flagged only on the lowest of them, which is
-    that first rank if it is among them. DeepSpeed's other optimizers handle replicas correctly.
+    DeepSpeed counts flagged weights on every rank, and on the model's first rank all weights. So a
+    weight on several ranks is flagged only on the lowest of these ranks. DeepSpeed's optimizers
+    for other precisions handle replicas correctly.
     """
     process = module.global_rank
     peers = module.mpu().slice_group
@@ -162,8 +162,8 @@ def _flag_owners(module: TrialModule) -> None:
 def deepspeed_config(job: Job, layer_parameters: Sequence[int]) -> dict[str, Any]:
     """Return DeepSpeed's configuration, with its implicit defaults written out.
 
-    ``layer_parameters`` has this rank's numbers. They limit the bucket size, as ZeRO-1 in a
-    pipeline always allocates a full bucket.
+    ``layer_parameters`` has the number of parameters of each layer of this rank. They limit the
+    bucket size, because ZeRO-1 in a pipeline always allocates a full bucket.
     """
     grid = job.grid
     zero = Zero(stage=job.zero_stage, keeps_weights=grid.keeps_weights)
@@ -206,7 +206,7 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
 def _timed(
     spans: Spans, method: Callable[..., Any], instruction: str, stage: int, number: int
 ) -> Callable[..., Any]:
-    """Return a method with a span; successive calls are named by micro-batch."""
+    """Return a method with a span around each call; calls are named by micro-batch, in order."""
     kind = KINDS.get(instruction)
     if kind is None:
         return spans.timed(OTHER_SPANS[instruction], method, lambda: None)
@@ -253,9 +253,9 @@ class DeepSpeedEngine:
 class ShardedModel(nn.Module):
     """The whole model for DeepSpeed's plain engine: from inputs and targets to the loss.
 
-    It is used for ZeRO 2 and 3, which DeepSpeed refuses in its pipeline engine. The weights of a
-    layer are gathered while the previous layer runs; its gradients are reduced during the backward
-    pass of the next.
+    It is used for ZeRO 2 and 3, which DeepSpeed's pipeline engine refuses. The weights of a layer
+    are gathered while the previous layer runs; its gradients are reduced during the next layer's
+    backward pass.
 
     Attributes:
         layer_parameters: This rank's parameters by layer; a weight of two layers counts once.
@@ -280,7 +280,7 @@ class ShardedModel(nn.Module):
         self.drops_weights = job.zero_stage == MOST_ZERO_STAGE
         if not self.drops_weights:
             return
-        # Skip the first layer: DeepSpeed needs a gradient of the input to gather whole layers.
+        # Not the first layer: DeepSpeed gathers whole layers only if the input has a gradient.
         for layer in self.layers[1:]:
             set_z3_leaf_module(layer, flag=True)
         for layer in chunk.lent:
@@ -302,7 +302,7 @@ class ShardedModel(nn.Module):
 
 
 class _View(NamedTuple):
-    """Description of a view of a weight, restored from the gathered weight when needed."""
+    """Description of a view of a weight; the backward pass restores it from the gathered weight."""
 
     weight: Tensor
     size: torch.Size
@@ -311,7 +311,7 @@ class _View(NamedTuple):
 
 
 def _save(value: Tensor) -> Tensor | _View:
-    """Replace a view of a weight, which would keep all gathered memory, by a description."""
+    """Replace a view of a weight by a description: a view would keep the gathered weight alive."""
     weight = value._base  # noqa: SLF001 - torch has no public accessor
     if not isinstance(weight, nn.Parameter):
         return value
@@ -370,7 +370,7 @@ def start_engine(
 def _start_sharded(
     job: Job, place: Coordinates, parallel: TensorParallel, built: Callable[[], None]
 ) -> ShardedEngine:
-    """Build the only stage and the engine for ZeRO 2 and 3, which cannot pipeline."""
+    """Build the engine for ZeRO 2 and 3, and its only stage: they do not support pipelines."""
     mpu = PipelineParallelGrid(topology=PlacedTopology(job.grid))
     parallel.group = mpu.get_slice_parallel_group()
     layers, loss = whole_model(job, parallel)

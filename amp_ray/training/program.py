@@ -1,4 +1,4 @@
-"""Entry point: reads the job, runs it, and turns each ending into an event and an exit code."""
+"""Entry point: reads the job, runs it, and reports its end by an event and an exit code."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ ENGINE_MODULE: Final = "amp_ray.training.pipeline"
 """Module of the DeepSpeed engines; it imports DeepSpeed."""
 
 ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
-"""DeepSpeed imports it for a ZeRO optimizer; it takes 1.5 s, as it imports torch's compiler."""
+"""DeepSpeed imports this module for a ZeRO optimizer, in 1.5 s, since it needs torch's compiler."""
 
 PROFILING_MODULE: Final = "amp_ray.training.profiling.run"
 """Module that runs a profile; it imports torch and DeepSpeed."""
@@ -29,9 +29,9 @@ def main(job: Sequence[str] | Mapping[str, Any]) -> int:
     """Run one rank of a trial or of a profile run; report every ending as an event.
 
     Args:
-        job: Command-line arguments (``[JOB.json]``; the ``--local_rank`` of DeepSpeed's
-            launcher is understood), or the job's JSON object, for a process forked from one
-            that has called ``preload``.
+        job: Command-line arguments, which are the path of the job file and perhaps the option
+            ``--local_rank`` of DeepSpeed's launcher; or the job's JSON object, in a process
+            forked from one that has called ``preload``.
 
     Returns:
         0 after a complete run, else the code of the cause in ``events.EXIT_CODES``.
@@ -58,7 +58,7 @@ def main(job: Sequence[str] | Mapping[str, Any]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, even if a communication thread waits for a dead peer."""
+    """End the process, even if a communication thread is waiting for a dead peer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -18,7 +18,7 @@ from amp_ray.models.model import ModelShape
 LayerKind = Literal["embedding", "input", "block", "norm", "head"]
 
 FEED_FORWARD_FACTOR: Final = 4
-"""Width of a TransGAN feed-forward layer over the hidden size."""
+"""Width of a TransGAN feed-forward layer, as a multiple of the hidden size."""
 
 FULL_ATTENTION_WINDOWS: Final = 4
 """Pictures narrower than this many windows use full attention (below 64 in the paper's model)."""

@@ -1,4 +1,4 @@
-"""GPT-2 and llama-like language models as lists of layers, vocabulary sharded over tp ranks."""
+"""GPT-2 and llama-like language models as lists of layers; tp ranks divide the vocabulary."""
 
 from dataclasses import replace
 from functools import partial
@@ -79,7 +79,7 @@ class CrossEntropy:
 
 
 class _ShardedCrossEntropy(torch.autograd.Function):
-    """Softmax over shards; it all-reduces the largest logit, the sum and the target's logit."""
+    """Cross-entropy of sharded logits; all-reduces the largest logit, the sum and the target's."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, targets: Tensor, loss: CrossEntropy) -> Tensor:  # noqa: ANN401
@@ -100,7 +100,7 @@ class _ShardedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
         """Return ``(softmax - one-hot) / tokens`` for this rank's part of the vocabulary."""
         softmax, column, here = ctx.saved_tensors
-        # In place: the softmax is the largest tensor of the last stage and not needed again.
+        # Work in place: the softmax is the last stage's largest tensor, and is not needed again.
         softmax.scatter_add_(1, column.unsqueeze(-1), -here.unsqueeze(-1).to(softmax.dtype))
         gradient = softmax.mul_(gradients[0] / softmax.shape[0])
         return gradient.view(ctx.shape).to(ctx.dtype), None, None
@@ -129,7 +129,7 @@ class FinalNorm(nn.Module):
         self.norm = norm(shape)
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return the normalised stream, in the same shape."""
+        """Return the normalised residual stream, in the same shape."""
         return self.norm(value)
 
 
@@ -142,8 +142,8 @@ def text_layers(
 ) -> list[LayerSpec]:
     """Return the specs of embedding, blocks, norm and head; stages build their layers from them.
 
-    ``window`` has the tokens of a pass; without it sequences are whole. ``spread`` has the ranks
-    that together hold the experts; without it tp divides experts like other weights.
+    ``window`` has the tokens of a pass; if it is None, sequences are whole. ``spread`` has the
+    ranks that together hold the experts; if it is None, tp divides experts like other weights.
     """
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     positions = shape.family == "gpt2"

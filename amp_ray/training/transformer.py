@@ -25,14 +25,14 @@ from amp_ray.training.parallel import ColumnLinear, LayerWeights, RowLinear, Ten
 from amp_ray.training.shapes import head_width, is_image, residual_std, weight_std
 
 ROTARY_BASE: Final = 10000.0
-"""Su et al., RoFormer, arXiv:2104.09864, section 3.2.2."""
+"""Base of the rotary angles (Su et al., RoFormer, arXiv:2104.09864, section 3.2.2)."""
 
 RMS_EPSILON: Final = 1e-6
-"""Touvron et al., LLaMA, arXiv:2302.13971 (its released code)."""
+"""Added to the mean square in a norm (released code of Touvron et al., LLaMA, arXiv:2302.13971)."""
 
 
 class _Entry(NamedTuple):
-    """Keys and values of one slice in one layer, and the copies that later slices read."""
+    """Keys and values of one slice in one layer, and the copies of them that later slices read."""
 
     made: tuple[Tensor, Tensor]
     read: tuple[Tensor, Tensor]
@@ -63,9 +63,9 @@ class TokenWindow:
 
     first: int = 0  # number of tokens before the slice
     token_slice: int = 0  # index of the slice
-    # Keys and values of its micro-batch; None if sequences are whole
+    # Keys and values of the slice's micro-batch; None if sequences are whole
     passed: Passed | None = None
-    # Ranks that divide every sequence; None without context parallelism
+    # Ranks that divide every sequence; None if the context parallel degree is 1
     context: ContextParallel | None = None
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
@@ -79,9 +79,10 @@ class TokenWindow:
         return value if self.context is None else self.context.own_tokens(value)
 
     def begin_behind(self, layer: int, context: Tensor) -> None:
-        """Set the window to a slice after ``context``; an empty context means the first slice.
+        """Set the window to the slice after ``context``, or to the first one if that is empty.
 
-        The context has keys and values, shape ``(2, batch, heads, tokens, head_size)``.
+        The context has the keys and values of earlier tokens, shape ``(2, batch, heads, tokens,
+        head_size)``.
         """
         self.first, self.token_slice, self.passed = 0, 0, Passed()
         if context.shape[3]:
@@ -89,9 +90,9 @@ class TokenWindow:
             self.first, self.token_slice = context.shape[3], 1
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepend the keys and values of earlier slices, along dimension 2.
+        """Return keys and values with those of earlier slices in front, along dimension 2.
 
-        Recomputation in the backward pass gets the same keys and values as the forward pass.
+        Recomputation in the backward pass gets the same result as the forward pass.
         """
         if self.passed is None:
             return key, value
@@ -109,7 +110,7 @@ class TokenWindow:
 
 
 def visible(tokens: int, before: int, device: torch.device) -> Tensor:
-    """Return the mask of the ``before + tokens`` keys that each of ``tokens`` queries sees."""
+    """Return the causal mask, shape ``(tokens, before + tokens)``, of queries and keys."""
     everything = torch.ones(tokens, before + tokens, dtype=torch.bool, device=device)
     return everything.tril(diagonal=before)
 
@@ -122,11 +123,10 @@ def norm(shape: ModelShape) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Self-attention over a sequence or a slice of it, heads sharded over the tp ranks.
+    """Self-attention over a sequence or a slice of it; tp ranks divide the heads.
 
-    The rows of the joint projection are ordered by key-value head: its query
-    heads, then its key, then its value. So a contiguous shard has whole heads
-    for any tp.
+    The rows of the joint projection are ordered by key-value head: its query heads,
+    then its key, then its value. So a contiguous shard has whole heads for any tp.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Attention(nn.Module):
             self.out.with_bias()
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        """Return the output for an input ``(batch, tokens, hidden)``, in the same shape."""
         shape = self.shape
         groups = shape.num_key_value_heads // self.parallel.size
         queries = shape.num_heads // shape.num_key_value_heads
@@ -181,7 +181,7 @@ class Attention(nn.Module):
 
 
 def recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
-    """Run a function, and run it again in the backward pass; it must not be random."""
+    """Run a function, and run it again in the backward pass; it must be deterministic."""
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -217,7 +217,7 @@ class FeedForward(nn.Module):
             self.down.with_bias()
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        """Return the output for an input ``(batch, tokens, hidden)``, in the same shape."""
         entered = self.parallel.enter(value)
         if self.gate is None:
             return self.down(functional.gelu(self.up(entered)))
@@ -235,7 +235,7 @@ class Block(nn.Module):
         window: TokenWindow | None = None,
         make_feed_forward: Callable[..., nn.Module] = FeedForward,
     ) -> None:
-        """Create both parts; without a window sequences are whole."""
+        """Create both parts; if ``window`` is None, sequences are whole."""
         super().__init__()
         self.attention_norm, self.feed_forward_norm = norm(shape), norm(shape)
         self.attention = Attention(shape, parallel, weights, window or TokenWindow())
@@ -247,6 +247,6 @@ class Block(nn.Module):
         return self.attention
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        """Return the output for an input ``(batch, tokens, hidden)``, in the same shape."""
         value = value + self.attention(self.attention_norm(value))
         return value + self.feed_forward(self.feed_forward_norm(value))

@@ -28,8 +28,8 @@ def whole_model(
 ) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
     """Return the specs of all layers, and the loss function of outputs and targets.
 
-    ``window`` has the tokens of a pass; without it sequences are whole. ``spread`` has the ranks
-    that together hold the experts; without it tp divides them.
+    ``window`` has the tokens of a pass; if it is None, sequences are whole. ``spread`` has the
+    ranks that together hold the experts; if it is None, tp divides each expert.
     """
     if is_image(job.model):
         return image_layers(job.model, parallel, job.seed), picture_loss
@@ -70,8 +70,9 @@ def step_batches(job: Job, step: int, place: Coordinates) -> Iterator[MicroBatch
     """Yield the micro-batches (inputs and targets) of one replica in one step, counted from 0.
 
     Replica ``d`` takes the ``d``-th contiguous part of the global batch, independent of the
-    micro-batch size. Text: tokens ``(micro_batch_size, sequence_length)`` twice. Images:
-    ``(micro_batch_size, latent_size)`` and ``(micro_batch_size, side**2, 3)``.
+    micro-batch size. Inputs and targets of text are tokens ``(micro_batch_size, sequence_length)``;
+    of images, latent vectors ``(micro_batch_size, latent_size)`` and pictures
+    ``(micro_batch_size, side**2, 3)``.
     """
     grid = job.grid
     share = job.global_batch_size // grid.dp

@@ -1,1 +1,1 @@
-"""Description of trials without running them: launch commands, outcomes and their parsing."""
+"""Describes trials without running them: launch commands, and the parsing of outcomes."""

@@ -35,7 +35,7 @@ _TEXT_KINDS: Final[Mapping[SignKind, tuple[str, ...]]] = {
 TRACEBACK: Final = "Traceback (most recent call last)"
 _NUM_ERROR_LINES: Final = 12
 
-# Maximum characters of a host's text in an outcome; the trial's folder has the whole logs
+# Maximum characters of texts from hosts in an outcome; the trial's folder has the whole logs
 MAX_TEXT: Final = 2000
 MAX_LINE: Final = 1000
 
@@ -47,7 +47,7 @@ class Sign:
     kind: SignKind
     host: str
     rank: int | None  # rank that failed; None if the sign concerns no single rank
-    time_s: float  # when the controller heard of it, since launch
+    time_s: float  # time since launch at which the controller received it
     text: str
     lines: tuple[str, ...] = ()  # last lines of the rank's output
 
@@ -80,7 +80,7 @@ def kind_of_text(lines: Sequence[str]) -> SignKind:
 
 
 def last_error(lines: Sequence[str]) -> str:
-    """Return the line that names the error: the first after a traceback that is not indented.
+    """Return the line that names the error: the first line after a traceback that is not indented.
 
     Example:
         >>> last_error(["Traceback (most recent call last):", "  File x", "ValueError: no", "bye"])
@@ -98,9 +98,9 @@ def last_error(lines: Sequence[str]) -> str:
 def first_cause(signs: Iterable[Sign]) -> Sign | None:
     """Choose the sign that caused the others; None if there are no signs.
 
-    The death of a warm process comes first, as it ends its ranks, and most other kinds next; then
-    deadlines, communication errors, missing results. Within each, the earliest sign wins; ties are
-    broken by rank, then host.
+    Kinds of signs in order of precedence: the death of a warm process, which ends its ranks; all
+    kinds not listed here; deadlines; communication errors; missing results. Within each, the
+    earliest sign wins; ties are broken by rank, then host.
     """
     tiers: dict[SignKind, int] = {"warm": -1, "deadline": 1, "communication": 2, "no-result": 3}
 
@@ -118,7 +118,7 @@ def failure(
     wall_s: float,
     folders: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
-    """Turn the signs of a failed trial into its outcome; ``folders`` has its folder per host."""
+    """Turn the signs of a failed trial into its outcome; ``folders`` maps hosts to its folders."""
     cause = first_cause(signs)
     if cause is None:
         raise ValueError("a failed trial needs at least one sign of failure")
@@ -157,9 +157,9 @@ def _is_full(text: str) -> bool:
 
 
 def _lines_of(signs: Iterable[Sign], cause: Sign) -> tuple[str, ...]:
-    """Return the output of the rank that failed; it may be attached to a later sign."""
-    same = [sign for sign in signs if sign.rank == cause.rank and sign.lines]
-    return same[0].lines if cause.rank is not None and same else ()
+    """Return the last lines of the rank that failed, which may be attached to a later sign."""
+    of_rank = [sign for sign in signs if sign.rank == cause.rank and sign.lines]
+    return of_rank[0].lines if cause.rank is not None and of_rank else ()
 
 
 def error_lines(lines: Sequence[str]) -> Sequence[str]:
@@ -179,7 +179,7 @@ EVENT_KINDS: Final[dict[str, SignKind]] = {
     "communication": "communication",
     "port_taken": "port",
 }
-"""Causes in the ``failed`` events of the training program; all others are crashes."""
+"""Kind of failure for each cause in a ``failed`` event; every other cause is a crash."""
 
 TROUBLE_KINDS: Final[dict[str, SignKind]] = {
     "disk-full": "disk",
@@ -263,7 +263,7 @@ def sign_of_deadline(
         f"rank {message['rank']} on {place}{STATES.get(str(message.get('state')), '')}"
         for place, message in sorted(ended, key=lambda entry: entry[1]["rank"])
     )
-    # A stopped rank keeps its peers waiting, and the last lines of those say little.
+    # A stopped rank keeps its peers waiting, and the last lines of the peers say little.
     first = sorted(ended, key=lambda entry: str(entry[1].get("state")) not in STATES)[:1]
     lines = keep_last(first[0][1]["tail"]) if first else ()
     text = f"still running after {timeout_s:g} s: {ranks or host}"
@@ -290,20 +290,20 @@ def keep_last(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_advice(text: str) -> str:
-    """Append advice if the text reports an interpreter that lacks the training packages."""
+    """Append advice to an error text if it says that the interpreter lacks a training package."""
     missing = any(f"No module named '{name}'" in text for name in NEEDED_MODULES)
     return text + MISSING_ADVICE if missing else text
 
 
 def _speaker(message: Mapping[str, Any]) -> int:
-    """Return the rank that sent an event; a process with several ranks names it in the event."""
+    """Return the rank that sent an event; if a process has several ranks, the event names it."""
     named = message["data"].get("rank")
     sender: int = message["rank"]
     return named if isinstance(named, int) and named >= 0 else sender
 
 
 def _kind_of_event(data: Mapping[str, Any]) -> SignKind:
-    """Classify a failure reported by a rank; the program reports a full disk as a crash."""
+    """Classify a failure reported by a rank; recognise a full disk, which it reports as a crash."""
     kind = EVENT_KINDS.get(str(data.get("cause")), "crash")
     text = f"{data.get('message')} {data.get('traceback')}"
     return "disk" if kind == "crash" and _is_full(text) else kind

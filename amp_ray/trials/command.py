@@ -84,9 +84,9 @@ def launch_order(placement: Sequence[Place]) -> tuple[Place, ...]:
     return tuple(order)
 
 
-CONFIG_FILE: Final = "ds_config.json"  # beside the job file, for people and DeepSpeed's tools
+CONFIG_FILE: Final = "ds_config.json"  # not read by our program; for people and DeepSpeed's tools
 HOSTFILE: Final = "hostfile"
-# Common values: the time of a step does not depend on them, but losses should stay finite
+# Common learning rates: the time of a step does not depend on them, but losses should stay finite
 LEARNING_RATES: Final = {"sgd": 1e-2}
 OTHER_LEARNING_RATE: Final = 1e-4
 # While step times still change, a trial runs on: up to this multiple of the requested steps, and
@@ -154,7 +154,7 @@ def trial_problem(experiment: Experiment, strategy: Strategy) -> str | None:
 
 
 def trial_warm_up(experiment: Experiment, python: str) -> WarmUp | None:
-    """Return the third-party modules to import before a trial; None if ranks start afresh."""
+    """Return the modules that a warm process imports; None if ranks start without one."""
     trials = experiment.trials
     if not trials.warm or trials.program is not None or trials.launcher != "agent":
         return None
@@ -212,8 +212,8 @@ def _job(
         "sliced_transfers": slices_transfers(experiment),
         "device": _device(experiment),
         "num_threads": _num_threads(experiment),
-        # The trial's time limit ends first: a rank that gave up earlier would blame the network
-        # for a peer that hangs.
+        # No shorter than the trial's own limit: a rank that gives up while a peer hangs would
+        # blame the network.
         "init_timeout_s": trials.timeout_s,
         "communication_timeout_s": trials.timeout_s,
     }
@@ -227,7 +227,7 @@ def _device(experiment: Experiment) -> str:
 
 
 def _environment(experiment: Experiment) -> dict[str, str]:
-    """Return the environment variables of every rank; the user's override ours."""
+    """Return the environment variables of every rank; the user's variables override ours."""
     return {
         **ENVIRONMENT,
         "DS_ACCELERATOR": _device(experiment),

@@ -19,7 +19,7 @@ THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     THREADS_VARIABLE: "1",
-    # Torch's compiler creates a cache on import; here it is deleted with the trial's folder.
+    # Torch's compiler creates a cache on import; in the trial's folder, it is deleted at the end.
     "TORCHINDUCTOR_CACHE_DIR": f"{FOLDER}/cache",
 }
 """Variables of all ranks: one thread per CPU device, and all caches in the trial's folder."""
@@ -90,7 +90,7 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
 
 
 def _layer_parameters(experiment: Experiment, strategy: Strategy) -> list[float]:
-    """Return each layer's number of parameters per rank, at the tp of the first stage."""
+    """Return each layer's number of parameters per rank, if its tp is that of the first stage."""
     tp = strategy.stages[0].options.tp
     layers = experiment.model.layers
     return [layer.sharded_parameters / tp + layer.replicated_parameters for layer in layers]

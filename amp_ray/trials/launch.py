@@ -31,11 +31,11 @@ class RankCommand:
     slot: int
     argv: tuple[str, ...]  # program and arguments, not passed through a shell
     environment: Mapping[str, str]
-    slots: tuple[int, ...] = ()  # devices of all its ranks, in rank order; empty for one rank
+    slots: tuple[int, ...] = ()  # devices of its ranks, in rank order; empty for a single rank
 
     @property
     def all_slots(self) -> tuple[int, ...]:
-        """Device index of each of its ranks, in rank order; at least one."""
+        """Device index of each rank that the command starts, in rank order."""
         return self.slots or (self.slot,)
 
 
@@ -49,7 +49,7 @@ class Launch:
     environment: Mapping[str, str]
     cwd: str | None = None  # working directory on every host; None for the trial's folder
     timeout_s: float = 600.0
-    # Patterns of names of files to fetch from every host
+    # Patterns of file names; files that match one are fetched from every host
     collect: tuple[str, ...] = (RESULT_FILE, "rank-*.log")
     words: tuple[str, ...] = ()  # log lines that contain one of these are always fetched
     # Whether output lines may be events: JSON objects with ``event`` first and the tag from the
@@ -83,7 +83,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """Modules for a process on each host that imports them once and forks the ranks."""
+    """The warm process of each host, which imports modules once and forks the ranks."""
 
     python: str  # interpreter; must equal the first argument of the trials' commands
     modules: tuple[str, ...]  # ``module``, or ``module:function`` to also call the function
@@ -134,7 +134,7 @@ def node_commands(
     """Return one command per host, which starts all ranks of the host.
 
     Such a command numbers ranks host by host, regardless of the placement's order; hosts come in
-    the order of their lowest ranks. The environment has the number of ranks, of the host and of
+    the order of their lowest ranks. The environment has two numbers of ranks: of the host, and of
     the trial.
 
     Example:
@@ -186,7 +186,7 @@ def rank_commands(
 
 
 def _variables(world_size: int, local_size: int) -> dict[str, str]:
-    """Return the variables that torch's and DeepSpeed's launchers set for all processes."""
+    """Return the variables that the launchers of torch and DeepSpeed set for all processes."""
     return {
         "WORLD_SIZE": str(world_size),
         "LOCAL_SIZE": str(local_size),
@@ -214,7 +214,7 @@ Place = tuple[str, int]  # host and slot
 def placement(
     experiment: Experiment, strategy: Strategy, hosts: Sequence[str]
 ) -> tuple[Place, ...]:
-    """Return each rank's host and slot; on one machine, slots count on across groups."""
+    """Return each rank's host and slot; if all groups are this machine, their slots differ."""
     cluster, groups = experiment.cluster, experiment.host_groups
     if len(hosts) != len(cluster.nodes):
         raise InputError(

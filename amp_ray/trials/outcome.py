@@ -1,4 +1,4 @@
-"""Outcomes of trials: five classes, none of them an exception; a trial has exactly one."""
+"""Outcomes of trials: five classes, which are no exceptions; a trial has exactly one outcome."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -28,7 +28,7 @@ def _is_between(value: object, most: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The trial ran; times of its steps and peak memory."""
+    """The trial ran: the times of its steps, and its peak memory."""
 
     measured_s: float  # median over the steps after warm-up
     mean_s: float  # mean over the same steps: predicts a long run's time per step
@@ -38,7 +38,7 @@ class Measured:
     peak_memory_bytes: tuple[int, ...]  # per stage if reported; else one maximum, or empty
     wall_s: float
     warnings: tuple[StepWarning, ...] = ()  # see `step_warnings`
-    remarks: tuple[str, ...] = ()  # on unusable files; the times are not affected
+    remarks: tuple[str, ...] = ()  # about unusable files, which do not affect the times
 
     def __post_init__(self) -> None:
         averages = (self.measured_s, self.mean_s)
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def has_spread(self) -> bool:
-        """Whether the spread is known; it needs at least two steps, not a time from a table."""
+        """Whether the spread is known: it needs two steps or more, and a table has only a time."""
         return self.spread_s > 0 or len(self.step_time_s) - self.num_warmup_steps > 1
 
     @property
@@ -93,13 +93,13 @@ class TimedOut:
 
     reason: str
     timeout_s: float
-    lines: tuple[str, ...]  # last output of a rank that still ran, preferably a stopped one
+    lines: tuple[str, ...]  # last output of a rank that was still running, preferably a stopped one
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashed:
-    """The program failed, or a resource that it needs on the host did."""
+    """The program failed, or a resource on the host that the program needs failed."""
 
     reason: str
     kind: CauseKind
@@ -122,7 +122,7 @@ Outcome = Measured | OutOfMemory | TimedOut | Crashed | Unreachable
 
 
 def blames_host(outcome: Outcome | None) -> TypeGuard[Unreachable | Crashed]:
-    """Return whether a host failed, by being lost or having a full disk, not the strategy."""
+    """Return whether a host, not the strategy, is to blame: it was lost, or its disk was full."""
     return isinstance(outcome, Unreachable) or (
         isinstance(outcome, Crashed) and outcome.kind == "disk"
     )
@@ -148,8 +148,8 @@ NO_OUTCOME: Final[Mapping[str, Any]] = {
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as part of a trial record.
 
-    It has all keys of `NO_OUTCOME`, null if they do not apply, and the fields of the outcome's
-    class.
+    The part has all keys of `NO_OUTCOME`, null if they do not apply, and the fields of the
+    outcome's class.
     """
     record = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
     record = {**NO_OUTCOME, "outcome": _NAMES[type(outcome)], **record}
@@ -212,13 +212,13 @@ def _types(name: str) -> Mapping[str, TypeAdapter[Any]]:
 
 
 def trial_tells_time(record: Mapping[str, Any]) -> bool:
-    """Return whether a trial record with a mean has a measurement with a small spread."""
+    """Return whether the spread of a trial record with a mean is small enough to compare times."""
     mean_s = record.get("mean_s")
     return mean_s is not None and tells_time(mean_s, record.get("spread_s") or 0.0)
 
 
 def with_mean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a trial record, adding fields that older versions did not write.
+    """Return a trial record with the fields that older versions did not write.
 
     The mean is computed from the steps, or is the median if the record has no steps; the warnings
     are computed from the same steps.

@@ -34,7 +34,7 @@ _LOCAL_REFUSED: Final[Mapping[str, str]] = {
     "worker_nodes": "remove it: provider.worker_ips names the workers, and nothing is launched",
     "initial_workers": "remove it: all of provider.worker_ips start",
 }
-"""The same for on-premise clusters (provider ``local``), which may not have node types."""
+"""Refused keys for on-premise clusters (provider ``local``), which may not have node types."""
 
 _IGNORED: Final = "ignored without a word: write min_workers in each node type instead"
 _IGNORED_ON_AWS: Final = f"{_IGNORED}, and max_workers here, which is 2 where nobody says so"

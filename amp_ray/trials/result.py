@@ -14,7 +14,7 @@ from amp_ray.trials.steps import check_times, summarise_steps
 from amp_ray.units import GIB, MIB
 
 _OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(0|[1-9][0-9]{0,6})\.(?:log|json)")
-_OF_THE_FIRST: Final = (RESULT_FILE, TIMELINE_FILE)  # files read only from the first host
+_FIRST_HOST_FILES: Final = (RESULT_FILE, TIMELINE_FILE)  # files read only from the first host
 
 RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
 MAX_JSON_BYTES: Final = 4 * MIB  # limit of a result: about 200,000 step times
@@ -26,13 +26,13 @@ class Measurement:
     """Step times and memory as reported by a program."""
 
     step_time_s: tuple[float, ...]  # all steps in order, each the maximum over ranks
-    num_warmup_steps: int = 0  # lower bound; more steps may prove to be warm-up
+    num_warmup_steps: int = 0  # lower bound; `measured` may count more steps as warm-up
     peak_memory_bytes: tuple[int, ...] = ()  # per stage, or of the whole trial, or empty
-    remarks: tuple[str, ...] = ()  # on unusable files; the times are not affected
+    remarks: tuple[str, ...] = ()  # about unusable files, which do not affect the times
 
 
 class MissingRankError(ValueError):
-    """The values of a rank that a measurement needs are missing or incomplete."""
+    """A measurement needs the values of a rank, and they are missing or incomplete."""
 
     def __init__(self, text: str, rank: int) -> None:
         super().__init__(text)
@@ -45,9 +45,9 @@ ValueError if there is no result."""
 
 
 class AllFiles(Mapping[str, bytes]):
-    """The files of all hosts together; each is read on first access.
+    """The files of all hosts together; a file is read when it is accessed.
 
-    If several hosts have a file of one name, the first host's is used. Result and timeline are
+    If several hosts have a file of the same name, the first host's is used. Result and timeline are
     taken only from the first host.
 
     Example:
@@ -60,7 +60,7 @@ class AllFiles(Mapping[str, bytes]):
         files: Mapping[str, Mapping[str, bytes]],
         broken: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
-        """Index the names, rank 0's host first; ``broken`` maps logs to rank and reason."""
+        """Index the names, rank 0 first; ``broken`` maps unusable logs to rank and reason."""
         self._broken = dict(broken or {})
         self._places: dict[str, Mapping[str, bytes]] = {}
         for number, (host, contents) in enumerate(files.items()):
@@ -68,7 +68,7 @@ class AllFiles(Mapping[str, bytes]):
                 match = _OF_A_RANK.fullmatch(name)
                 if match and name in self._places:
                     self._broken[name] = int(match[1]), f"{host} sent it, and another host before"
-                if number == 0 or name not in _OF_THE_FIRST:
+                if number == 0 or name not in _FIRST_HOST_FILES:
                     self._places.setdefault(name, contents)
 
     def __getitem__(self, name: str) -> bytes:

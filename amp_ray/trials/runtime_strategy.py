@@ -1,4 +1,4 @@
-"""Conversion of a strategy to our training program's layers, or why it cannot be launched.
+"""Conversion of a strategy to our training program's layers, and reasons why it cannot be launched.
 
 Bounds of published experiments index the artifact's list of layers, which has separate entries for
 no-ops and for the loss. Each entry maps to a layer of our list, and a cut between two entries
@@ -34,8 +34,8 @@ _NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
 def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
     """Convert a strategy to the form that our training program runs.
 
-    Bounds index the program's list of layers. If the experiment's runtime always recomputes
-    blocks, every stage does.
+    The result's bounds index the program's list of layers. If the experiment's runtime always
+    recomputes blocks, so does every stage of the result.
     """
     reason = why_not_launchable(experiment, strategy)
     if reason is not None:
@@ -95,7 +95,7 @@ def describe(strategy: Strategy) -> str:
 
 
 def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
-    """Return bounds in the program's layers; two are equal if a stage becomes empty."""
+    """Return the bounds as indices of the program's layers; two are equal if a stage is empty."""
     firsts = _first_entries(model)
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
 
@@ -103,8 +103,8 @@ def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
 def _first_entries(model: Model) -> tuple[int, ...]:
     """Return for each layer of the program the index of the model's first entry in it.
 
-    A last layer without an entry (the published TransGAN list has no head) belongs to the last
-    entry that computes something.
+    If the last layer has no entry (the published TransGAN list has no head), its entry is the last
+    one that computes something.
     """
     wanted = [layer.kind for layer in build_model(model.shape, layer_list="runtime").layers]
     kept = [
@@ -187,7 +187,7 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
 
 
 def _undivided_tokens(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
-    """Yield reasons from sequences that do not match the token slices or cannot be divided."""
+    """Yield reasons if sequences do not have the tokens of the slices, or cannot be divided."""
     length = experiment.model.shape.sequence_length if experiment.model.shape.is_causal else 0
     wrong = [tokens for _, tokens in strategy.token_slices if sum(tokens) != length]
     if wrong and not length:
@@ -204,7 +204,7 @@ def _undivided_tokens(experiment: Experiment, strategy: Strategy) -> Iterator[st
 
 
 def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
-    """Yield reasons from sizes of the model that are not divisible by tp."""
+    """Yield reasons if ranks cannot divide a size of the model: by tp, cp or experts."""
     shape = experiment.model.shape
     sizes = {
         "num_heads": shape.num_heads,
@@ -226,11 +226,11 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             yield from _unspread(shape, options, strategy.token_slices)
 
 
-_FP8_MULTIPLE: Final = 16  # divides all widths of fp8 matrix products
+_FP8_MULTIPLE: Final = 16  # must divide all widths of fp8 matrix products
 
 
 def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
-    """Yield reasons from widths that fp8 kernels do not support."""
+    """Yield a reason for each width that fp8 kernels do not support."""
     if not shape.vocab_size:
         yield "precision fp8 is for language models, found pictures; use bf16"
         return
@@ -255,7 +255,7 @@ def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
 
 
 def _unspread(shape: ModelShape, options: StageOptions, token_slices: TokenSlices) -> Iterator[str]:
-    """Yield reasons against spreading the experts of a layer over ranks."""
+    """Yield reasons why the experts of a layer cannot be spread over ranks."""
     ep, etp, tp = options.ep, options.expert_tp, options.tp
     if not shape.num_experts or shape.num_experts % ep:
         yield f"ep {ep} divides the experts of a model, found {shape.num_experts}"

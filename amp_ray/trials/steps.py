@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, linear_regression, median, quantiles, stdev
 from typing import Final, Literal
 
-MAD_TO_SIGMA: Final = 1.4826  # standard over median absolute deviation of a normal distribution
+MAD_TO_SIGMA: Final = 1.4826  # standard deviation / median absolute deviation, normal distribution
 NUM_SIGMAS: Final = 3.0
 MIN_EXCESS_FRACTION: Final = 0.05  # a slow step exceeds the others by at least this share
 MIN_STEPS_FOR_QUARTILES: Final = 2
@@ -66,10 +66,10 @@ def step_warnings(
 ) -> tuple[StepWarning, ...]:
     """Return why a single number does not describe the steps after warm-up well.
 
-    ``periodic``: mean and median differ by 5 % or more, and rare slow steps explain that: at most
-    a quarter of all, or a single one, without which mean and median agree. ``trend``: the times
-    still rise or fall (see `find_warmup`). ``unsteady``: the steps spread over more than a quarter
-    of their mean, or mean and median differ by 5 % or more for another reason than slow steps.
+    ``periodic``: mean and median differ by 5 % or more, and agree without the slow steps, which are
+    rare: at most a quarter of all steps, or a single one. ``trend``: the times still rise or fall
+    (see `find_warmup`). ``unsteady``: the steps' interquartile range exceeds a quarter of their
+    mean, or mean and median differ by 5 % or more for another reason than rare slow steps.
     """
     is_apart, slow = _is_apart(steps), slow_steps(steps)
     usual = [time_s for time_s in steps if time_s not in slow]
@@ -91,8 +91,8 @@ def standard_error(steps: Sequence[float], mean_s: float, spread_s: float) -> fl
     """Return the standard error of the mean of steps, as a fraction of the mean.
 
     Disturbances often last for several steps, so the error accounts for the correlation of
-    neighbouring steps (first-order autoregressive series). Without steps, it assumes
-    `SUPPOSED_STEPS` normally distributed steps of that spread.
+    neighbouring steps (first-order autoregressive series). If ``steps`` is empty, the error is that
+    of `SUPPOSED_STEPS` normally distributed steps with the spread ``spread_s``.
 
     Example:
         >>> round(standard_error([0.9, 1.1] * 8, 1.0, 0.2), 3), standard_error([1.0], 1.0, 0.0)
@@ -125,14 +125,14 @@ def _slow_limit(steps: Sequence[float]) -> float:
 
 
 def _reach(steps: Sequence[float]) -> float:
-    """Return three sigmas of the steps, estimated robustly against outliers."""
+    """Return three standard deviations of the steps, estimated robustly against outliers."""
     middle = median(steps)
     deviation = median([abs(time_s - middle) for time_s in steps])
     return NUM_SIGMAS * MAD_TO_SIGMA * deviation
 
 
 def count_warmup_steps(step_time_s: Sequence[float]) -> int:
-    """Count the slow steps at the start: those before the first that is normal in the second half.
+    """Count the slow steps at the start, before the first one that is as fast as the second half.
 
     At most half of the steps count as warm-up, so that some are left to measure.
 
@@ -148,13 +148,13 @@ def count_warmup_steps(step_time_s: Sequence[float]) -> int:
 
 
 MIN_STEPS_FOR_TREND: Final = 8
-# Sigmas beyond which a change is a trend, over all steps or over their later half; fewer than 1 %
-# of series without a trend exceed this (see the tests)
+# A change of more sigmas is a trend, over all steps or over their later half; fewer than 1 % of
+# series without a trend have such a change (see the tests)
 ALARM_SIGMAS: Final = 3.0
-LEAST_CHANGE: Final = 0.02  # from the first to the last step; less is harmless
-SURE_SIGMAS: Final = 1.64  # 95 % confidence that a change is not larger
-SETTLED_CHANGE: Final = 0.025  # a trend has ended if the remaining change is surely less
-HIDDEN_CHANGE: Final = 0.08  # if noise may hide such a change, more steps are needed
+LEAST_CHANGE: Final = 0.02  # relative, from the first to the last step; a smaller one is no trend
+SURE_SIGMAS: Final = 1.64  # sigmas of an upper bound with 95 % confidence
+SETTLED_CHANGE: Final = 0.025  # a trend has ended if the remaining change is surely smaller
+HIDDEN_CHANGE: Final = 0.08  # more steps are needed if noise may hide a change of this size
 NUM_STARTS: Final = 4  # maximum length of a slowly decaying warm-up, in eighths of the steps
 
 
@@ -187,9 +187,9 @@ def has_trend(steps: Sequence[float]) -> bool:
 def num_more_steps(steps: Sequence[float], *, most: int, left_s: float) -> int:
     """Return how many more steps a trial should run to determine its time; 0 if it may end.
 
-    The number of steps is doubled, limited by ``most`` and the remaining time, while the mean is
-    uncertain: a trend has not ended, noise may hide a change larger than `HIDDEN_CHANGE`, or a
-    single slow step affects the mean, which may recur or not.
+    While the mean is uncertain, the number of steps is doubled, limited by ``most`` and the
+    remaining time ``left_s``. The mean is uncertain if a trend has not ended, if noise may hide a
+    change larger than `HIDDEN_CHANGE`, or if a single slow step affects it, which may not recur.
     """
     summary = summarise_steps(steps)
     counted = steps[summary.num_warmup_steps :]
@@ -220,7 +220,10 @@ def largest_change(steps: Sequence[float]) -> float:
 
 
 def _quantile(sigmas: float, number: int) -> float:
-    """Return the quantile of Student's t for ``sigmas``: the line through few steps is noisy."""
+    """Return the quantile of Student's t that corresponds to ``sigmas`` of a normal distribution.
+
+    The slope of a line through few steps has this distribution.
+    """
     freedom = max(1, number - 2)
     return sigmas * (1 + (sigmas**2 + 1) / (4 * freedom))  # Cornish and Fisher, Student's t
 
@@ -228,7 +231,7 @@ def _quantile(sigmas: float, number: int) -> float:
 def relative_change(steps: Sequence[float]) -> tuple[float, float]:
     """Return the change from first to last step as a fraction of the median, with its error.
 
-    The change is the slope of a line through the steps, the error its standard error. Outliers are
+    The change is that of a line fitted to the steps, and the error its standard error. Outliers are
     clipped to three sigmas. Too few steps give no change.
     """
     number, middle = len(steps), median(steps)
@@ -237,13 +240,13 @@ def relative_change(steps: Sequence[float]) -> tuple[float, float]:
     reach = _reach(steps)
     times = [min(max(time_s, middle - reach), middle + reach) for time_s in steps]
     slope, intercept = linear_regression(range(number), times)
-    rest = math.fsum((t - intercept - slope * at) ** 2 for at, t in enumerate(times))
-    error = math.sqrt(rest / (number - 2) * 12 / (number * (number**2 - 1)))
+    residual = math.fsum((t - intercept - slope * at) ** 2 for at, t in enumerate(times))
+    error = math.sqrt(residual / (number - 2) * 12 / (number * (number**2 - 1)))
     scale = (number - 1) / middle
     return scale * slope, scale * error
 
 
-LEAST_STEP_S: Final = 1e-6  # less than the launch of a single kernel, which takes microseconds
+LEAST_STEP_S: Final = 1e-6  # shorter than the launch of a single kernel, which takes microseconds
 LONGEST_STEP_S: Final = 1e6  # eleven days: more than any trial lasts
 
 

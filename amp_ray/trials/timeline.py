@@ -31,7 +31,7 @@ class RankTimeline:
     rank: int
     host: str  # host name as the rank reports it
     stage: int
-    is_first: bool  # whether it is the first rank of its stage
+    is_first: bool  # whether the rank is the first of its stage
     spans: tuple[Span, ...]
 
 

@@ -19,10 +19,10 @@ from amp_ray.trials.outcome import Outcome
 from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
 
 HANG_GUARD_S = 300.0
-"""A guard against hangs: far more than anything takes on a machine that is slow and busy."""
+"""Limit against hangs; nothing takes so long, even on a slow and busy machine."""
 
 PROMPT_S = 60.0
-"""Tells that something was noticed from waiting for the trial's own limit; one second is usual."""
+"""Limit for noticing an event, usually within 1 s; a trial's own time limit is longer than this."""
 
 SETTINGS = AgentSettings(heartbeat_s=0.5, grace_s=0.3)
 DISK_BYTES = 2**26
@@ -32,10 +32,10 @@ MakeCluster = Callable[..., HostCluster]
 
 
 class Bench:
-    """A cluster, a launcher on its hosts, and a program for every rank."""
+    """A cluster, and methods that run a program on its hosts as a trial."""
 
     def __init__(self, cluster: HostCluster, folder: Path) -> None:
-        """Take a running cluster, and a folder for the trials' folders."""
+        """Use a running cluster; ``folder`` gets the trials' folders."""
         self.cluster = cluster
         self.folder = folder
         self.settings = SETTINGS
@@ -58,7 +58,7 @@ class Bench:
         return Launcher(hosts, settings, warm_up=warm_up)
 
     def launch(self, program: str, *, slots: int = 1, **options: Any) -> Launch:  # noqa: ANN401 - Launch's own
-        """Describe a trial with some ranks on each host; hosts take turns."""
+        """Return a trial with ``slots`` ranks on each host; hosts alternate from rank to rank."""
         self.num_trials += 1
         places = [(host.address, slot) for slot in range(slots) for host in self.cluster.hosts]
         trial_id = f"trial-{self.num_trials}"
@@ -79,7 +79,10 @@ class Bench:
         inject: Callable[[], None],
         **options: Any,  # noqa: ANN401
     ) -> tuple[Outcome, float]:
-        """Run a trial; once every rank is ready, do something. Return outcome and seconds since."""
+        """Run a trial; call ``inject`` once every rank is ready.
+
+        Returns the outcome, and the seconds from the call to the outcome.
+        """
         launch = self.launch(program, **options)
 
         def work() -> None:
@@ -103,7 +106,7 @@ class Bench:
         return list(disk.glob("amp-ray-*/ready"))
 
     def ranks_on(self, host: NamespaceHost) -> list[str]:
-        """List the living processes of a host that are not the idle agent."""
+        """List the living processes of a host, without those of an idle agent."""
         programs = [process.command for process in self.cluster.programs(host)]
         return [command for command in programs if "amp_ray_agent" not in command]
 
@@ -112,7 +115,7 @@ class Bench:
         return [path.name for path in disk.iterdir()]
 
     def check_clean(self) -> None:
-        """See that no program and no file of ours is left on any host that is up."""
+        """Check that no program or file of a trial is left on any host that is up."""
         hosts = self.cluster.hosts
         alive = [host for host in hosts if Path(f"/proc/{host.init_pid}/root").exists()]
         wait_for(lambda: not any(self.cluster.programs(host) for host in alive))
@@ -134,7 +137,7 @@ def result(**more):
         with open("result.json", "w") as file:
             json.dump({"trial_id": sys.argv[1], "step_s": [0.9, 0.2, 0.2, 0.2], **more}, file)
 """
-"""What every stand-in program starts with."""
+"""Beginning of every stand-in program."""
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = HANG_GUARD_S) -> None:
@@ -145,14 +148,14 @@ def wait_for(condition: Callable[[], object], timeout_s: float = HANG_GUARD_S) -
 
 
 def require(reason: str | None) -> None:
-    """Go on where there is no reason not to."""
+    """Skip the test if there is a ``reason``."""
     if reason is not None:
         pytest.skip(reason)
 
 
 @pytest.fixture
 def make_cluster() -> Iterator[MakeCluster]:
-    """Make test hosts for this test alone."""
+    """Make test hosts for a single test."""
     require(why_unavailable())
     with contextlib.ExitStack() as stack:
 
@@ -166,7 +169,7 @@ def make_cluster() -> Iterator[MakeCluster]:
 
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[HostCluster]:
-    """Two hosts for all tests of a module that neither kill nor change them."""
+    """Two hosts, shared by all tests of a module that neither kill nor change them."""
     require(why_unavailable())
     with HostCluster(disk_bytes=DISK_BYTES) as cluster, cluster.inside():
         yield cluster
@@ -174,7 +177,7 @@ def two_hosts() -> Iterator[HostCluster]:
 
 @pytest.fixture
 def bench(two_hosts: HostCluster, tmp_path: Path) -> Iterator[Bench]:
-    """Two hosts, with this test's thread in their network; at the end nothing may be left."""
+    """Two hosts, with this test's thread in their network; checks that nothing is left."""
     bench = Bench(two_hosts, tmp_path)
     yield bench
     bench.check_clean()
@@ -188,6 +191,6 @@ def small_bench(make_cluster: MakeCluster, tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def launcher(bench: Bench) -> Iterator[Launcher]:
-    """Agents on both hosts of a bench."""
+    """A launcher with agents on both hosts of a bench."""
     with bench.launcher() as opened:
         yield opened

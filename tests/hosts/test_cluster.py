@@ -45,7 +45,7 @@ def seconds_to_receive(bench: "Bench") -> float:
 def test_a_shaped_link_is_as_slow_as_asked_for(bench: "Bench") -> None:
     bench.cluster.shape(bench.cluster.hosts[1], 50_000_000)
     seconds = seconds_to_receive(bench)
-    # 20 Mbit at 50 Mbit/s are 0.4 s; the bucket lets the first 64 KiB through at once.
+    # 20 Mbit at 50 Mbit/s take 0.4 s; the token bucket lets the first 64 KiB through at once.
     assert seconds > 0.36
     bench.cluster.shape(bench.cluster.hosts[1], None)
     assert seconds_to_receive(bench) < seconds
@@ -63,7 +63,7 @@ def test_a_quota_holds_back_a_busy_host(bench: "Bench") -> None:
     limited = float(connection.run([sys.executable, "-c", program], timeout_s=120).stdout)
     bench.cluster.limit_cpu(host, None)
     connection.close()
-    assert limited < 0.3  # 0.6 s at a quarter of a core, and the start
+    assert limited < 0.3  # below 0.6 s of work at a quarter of a core, plus the start
 
 
 def test_there_is_no_way_out(bench: "Bench") -> None:

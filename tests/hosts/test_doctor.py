@@ -1,4 +1,4 @@
-"""The doctor on real hosts: each illness is found, named and mended; nothing stays behind."""
+"""The doctor on real hosts: it finds each problem, its command fixes it, and nothing is left."""
 
 import shlex
 import subprocess
@@ -20,7 +20,7 @@ from .conftest import Bench, MakeCluster, wait_for
 pytestmark = pytest.mark.hosts
 
 PYTHON = "/run/tmp/python"
-"""On each host's own disk."""
+"""Path of an interpreter on each host's private disk."""
 
 EXPERIMENT = """\
 name: tiny
@@ -40,10 +40,10 @@ trials:
 
 
 class Ward:
-    """The hosts of a bench as an experiment, and what the doctor says of them."""
+    """The hosts of a bench as an experiment, and the doctor's findings about them."""
 
     def __init__(self, bench: Bench) -> None:
-        """Take a bench; the first host is well in every test."""
+        """Use a bench; its first host is healthy in every test."""
         self.bench = bench
         self.names = [host.address for host in bench.cluster.hosts]
         self.known_hosts = bench.cluster.known_hosts
@@ -62,7 +62,7 @@ class Ward:
 
     @property
     def hostfile(self) -> str:
-        """The file that it names."""
+        """The hostfile that the experiment names."""
         return "".join(f"{name} slots=1\n" for name in self.names)
 
     @property
@@ -74,7 +74,7 @@ class Ward:
         return diagnose(experiment, host_maker(experiment))
 
     def problem(self, position: int, check: str, level: str = "error") -> Finding:
-        """Return the one finding of a check, and see that no other host has an error."""
+        """Return the only finding of a check; check that no other host has an error."""
         diagnosis = self.diagnose()
         name = self.names[position]
         assert {finding.host for finding in diagnosis.errors} <= {name}
@@ -86,7 +86,7 @@ class Ward:
         return finding
 
     def run(self, command: str | None) -> str:
-        """Run the command that mends something, as a person would."""
+        """Run the command of a finding in a shell, as a user would."""
         assert command is not None
         argv = self.bench.cluster.controller_command(["sh", "-c", command])
         return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
@@ -94,7 +94,7 @@ class Ward:
 
 @pytest.fixture
 def ward(bench: Bench) -> Ward:
-    """Two hosts and what the doctor says of them."""
+    """Two hosts and the doctor's findings about them."""
     return Ward(bench)
 
 
@@ -112,7 +112,7 @@ def test_a_host_that_is_down_delays_no_other(ward: Ward) -> None:
     ward.names.append("10.77.0.99")
     start = time.monotonic()
     finding = ward.problem(2, "reach")
-    # One limit of 10 s, not one for every host and step.
+    # One limit of 10 s for all, not one for every host and step.
     assert time.monotonic() - start < 120
     assert "10.77.0.99" in finding.found
     assert finding.command is not None
@@ -178,7 +178,7 @@ def test_a_full_disk_is_told(make_cluster: MakeCluster, tmp_path: Path) -> None:
 def test_peers_that_drop_connections_are_named(make_cluster: MakeCluster, tmp_path: Path) -> None:
     ward = Ward(Bench(make_cluster(num_hosts=3), tmp_path))
     first, second, third = ward.bench.cluster.hosts
-    # Each of the two sends what is for the other nowhere; both still answer the controller.
+    # Each of the two hosts drops packets to the other; both still answer the controller.
     ward.bench.cluster.run_in(second, ["ip", "route", "add", "blackhole", third.address])
     errors = ward.diagnose().errors
     assert {(finding.host, finding.check) for finding in errors} == {

@@ -1,4 +1,4 @@
-"""Whatever ends a trial, no process and no file of it stays on a host that is up."""
+"""However a trial ends, no process and no file of it stays on a host that is up."""
 
 import dataclasses
 import os
@@ -81,7 +81,7 @@ def test_a_stopped_process_ends_too(bench: "Bench", launcher: Launcher) -> None:
 
 @contextmanager
 def controller_of(bench: "Bench", program: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a trial in a process of its own; wait until its ranks have started."""
+    """Run a trial in a separate process; wait until its ranks have started."""
     cluster = bench.cluster
     names = [host.address for host in cluster.hosts]
     argv = [sys.executable, "-c", CONTROLLER, str(cluster.known_hosts), str(cluster.identity)]

@@ -1,7 +1,7 @@
-"""Real training on test hosts shows what links and slow hosts cost, and the cost model agrees.
+"""Real training on test hosts shows the cost of links and slow hosts; the cost model agrees.
 
-Trials of what is compared take turns, so that whatever else the machine does meets all of them
-alike, and medians over trials are compared. ``pytest -rP`` shows what was measured.
+Trials that are compared alternate, so that other work on the machine affects all of them alike, and
+medians over trials are compared. ``pytest -rP`` shows the measurements.
 """
 
 import statistics
@@ -46,20 +46,20 @@ pytestmark = [
 SHAPED_BITS_PER_S = 200_000_000
 SHAPED_GBIT_PER_S = 0.2
 FREE_GBIT_PER_S = 7.0
-"""About what an unshaped link of test hosts does; the processor is its limit."""
+"""Approximate rate of test hosts' links without a limit; the processor limits it."""
 
 CORES = 0.8
 SLOW_CORES = 0.4
-"""Both hosts together leave something of the two cores that every machine has: what else runs
-there must not slow down one host more than the other."""
+"""The two hosts use less than two cores, which every machine has, so that other work does not slow
+down one host more than the other."""
 
 WEIGHT = 20
-"""Other programs of this machine do not take from the hosts what the quotas leave them."""
+"""CPU weight of the hosts, so large that other programs do not take a part of their quotas."""
 
 BATCH_SIZE = 8
 NUM_ROUNDS = 3
 MOST_APART = 1.15
-"""Trials that tell what a strategy takes agree this well; else something else ran meanwhile."""
+"""Maximum ratio of two trials' times; a larger one means that other work disturbed a trial."""
 
 TEXT = """\
 name: physics
@@ -94,36 +94,36 @@ search: {{token_slices: true, slice_granularity: {LONG_GRANULARITY}}}
 trials: {{backend: ssh, steps: 3, warmup_steps: 1, timeout_s: 300}}
 """
 SLOW_DEVICE = "{name: cpu, memory_gib: 4, memory_gbyte_per_s: 5, fp32_tflops: 0.025}"
-"""Half of the catalogue's ``cpu`` in every respect that takes time."""
+"""A device with half of the rates of the catalogue's ``cpu``."""
 
 MOST_OFF = 0.35
-"""Of a predicted ratio; it is off by less than 20 % on a machine without other work."""
+"""Maximum relative error of a predicted ratio; below 20 % on a machine without other work."""
 
 Times = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Hosts as they are, and as an experiment describes them."""
+    """The real limits of hosts, and the experiment that describes the hosts."""
 
     experiment: Experiment
-    bits_per_s: int | None  # of both links; None for as fast as they are
+    bits_per_s: int | None  # rate of both links; None for no limit
     second_cores: float = CORES  # share of the processor that the second host gets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What strategies took on some hosts (medians), and what the cost model said, by name."""
+    """Measured (median) and predicted times of strategies in one setting, by name."""
 
     measured_s: Times
     predicted_s: Times
 
     def ratio(self, slow: str, fast: str) -> float:
-        """Return how often one goes into the other, as measured."""
+        """Return the ratio of two measured times."""
         return self.measured_s[slow] / self.measured_s[fast]
 
     def predicted_ratio(self, slow: str, fast: str) -> float:
-        """Return the same as predicted."""
+        """Return the ratio of two predicted times."""
         return self.predicted_s[slow] / self.predicted_s[fast]
 
     def __str__(self) -> str:
@@ -136,19 +136,19 @@ class Comparison:
 
 @dataclass(kw_only=True)
 class Bed:
-    """Two hosts whose warm agents stay, and what trains on them."""
+    """Two hosts whose warm agents stay between trials, and an experiment on them."""
 
     bench: Bench
     launcher: Launcher
-    sliced: Experiment  # plans by slices that were profiled on the hosts
+    sliced: Experiment  # experiment with the profile of token slices on the hosts
     num_trials: int = 0
 
     def compare(
         self, strategies: Mapping[str, Strategy], *settings: Setting
     ) -> tuple[Comparison, ...]:
-        """Predict and measure strategies in every setting; settings take turns as well.
+        """Predict and measure strategies in every setting; settings alternate, too.
 
-        Where trials of one strategy disagree there is a second series of all.
+        If trials of one strategy disagree, all trials are repeated.
         """
         trials: list[dict[str, list[float]]] = [{name: [] for name in strategies} for _ in settings]
         self._take_turns(strategies, settings, trials)
@@ -168,7 +168,7 @@ class Bed:
         settings: Sequence[Setting],
         trials: Sequence[Mapping[str, list[float]]],
     ) -> None:
-        """Train with every strategy in every setting in turn, and add what it took."""
+        """Train once with every strategy in every setting, and add the times to ``trials``."""
         for _ in range(NUM_ROUNDS):
             for setting, found in zip(settings, trials, strict=True):
                 self._set(setting)
@@ -179,7 +179,7 @@ class Bed:
             sys.stdout.write(f"trials, in seconds per step: {rounded}\n")
 
     def _set(self, setting: Setting) -> None:
-        """Shape both links, and give both hosts their share of the processor."""
+        """Set the rate of both links, and both hosts' share of the processor."""
         cluster = self.bench.cluster
         for host, cores in zip(cluster.hosts, (CORES, setting.second_cores), strict=True):
             cluster.shape(host, setting.bits_per_s)
@@ -203,7 +203,7 @@ class Bed:
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
-    """Two hosts for all tests here: to import torch and DeepSpeed takes as long as a trial."""
+    """Two hosts for all tests here, since imports of torch and DeepSpeed take long."""
     require(why_unavailable())
     with HostCluster(num_hosts=2, weight=WEIGHT) as cluster, cluster.inside():
         require(cluster.why_no_quota)
@@ -223,7 +223,7 @@ def show(name: str, value: object) -> None:
 
 
 def why_not_shaped(cluster: HostCluster) -> str | None:
-    """Say why this kernel cannot shape links, or None when it can."""
+    """Return why this kernel cannot limit the rate of links; None if it can."""
     try:
         cluster.shape(cluster.hosts[0], SHAPED_BITS_PER_S)
     except RuntimeError as error:
@@ -240,7 +240,7 @@ def experiment_on(
     second: str = "cpu",
     **others: object,
 ) -> Experiment:
-    """Describe the hosts, and what is trained on them."""
+    """Return an experiment that describes the hosts and the model to train."""
     text = TEXT
     values = {"BLOCKS": num_blocks, "SLOTS": num_slots, "GBIT": gbit_per_s, "SECOND": second}
     values |= {"BATCH": BATCH_SIZE, "RUNTIME": "deepspeed", "SPACE": "placement", **others}
@@ -289,7 +289,7 @@ def strategy(
 
 
 def is_settled(times: Sequence[float]) -> bool:
-    """Tell whether two of three trials agree: their median is one of them then."""
+    """Return whether two of three trials agree; one of these two is the median then."""
     return any(high <= MOST_APART * low for low, high in pairwise(sorted(times)))
 
 
@@ -299,7 +299,7 @@ def predicted_s(experiment: Experiment, strategies: Mapping[str, Strategy]) -> T
 
 
 def planned(experiment: Experiment, like: Strategy) -> Strategy:
-    """Let the planner choose cuts and devices of a strategy's degrees."""
+    """Return the planner's cuts and placement for the degrees of a strategy."""
     found = AmpRayPlanner(experiment=experiment).plan(candidate_of(like))
     assert isinstance(found, Estimate)
     return found.strategy
@@ -322,7 +322,7 @@ def test_data_parallel_suits_fast_links_and_the_pipeline_slow_ones(bed: Bed) -> 
     show("links of 200 Mbit/s", slow)
     ratios = [links.ratio("data parallel", "pipeline") for links in (fast, slow)]
     show("data parallel against pipeline, on both", ratios)
-    # What the model prefers is no mistake on either, though links that are not shaped are as fast
+    # The model's choice is right in both settings, although links without a limit are only as fast
     # as this machine's cores.
     assert fast.predicted_ratio("pipeline", "data parallel") > 1
     assert ratios[0] < 1.25
@@ -333,8 +333,8 @@ def test_data_parallel_suits_fast_links_and_the_pipeline_slow_ones(bed: Bed) -> 
 
 def test_over_slow_links_pipelines_and_not_replicas_belong(bed: Bed) -> None:
     experiment = experiment_on(bed.bench.cluster, num_slots=2, gbit_per_s=SHAPED_GBIT_PER_S)
-    # Devices 0 and 1 are the first host's. Ranks are the replicas of the first stage, then those
-    # of the second.
+    # Devices 0 and 1 belong to the first host. The ranks of the first stage's replicas come first,
+    # then those of the second stage.
     replicas = strategy((0, 5, 11), (0, 2, 1, 3), dp=2, size=2)
     pipelines = strategy((0, 5, 11), (0, 1, 2, 3), dp=2, size=2)
     (found,) = bed.compare(
@@ -351,7 +351,7 @@ def test_over_slow_links_pipelines_and_not_replicas_belong(bed: Bed) -> None:
 
 def test_a_slow_host_is_best_given_fewer_layers(bed: Bed) -> None:
     experiment = experiment_on(bed.bench.cluster, num_blocks=10, second=SLOW_DEVICE)
-    # The embedding is with the first blocks, the last norm and the head are with the last.
+    # The first stage has the embedding, the last stage the norm and the head.
     even = strategy((0, 6, 13), (0, 1), size=1)
     uneven = strategy((0, 8, 13), (0, 1), size=1)
     plan = planned(experiment, even)
@@ -394,7 +394,7 @@ def test_uneven_shares_beat_the_best_grid_on_hosts_of_unequal_speed(bed: Bed) ->
     (stage,) = strategies["heterogeneous"].stages
     assert stage.shares
     assert stage.shares[0] > stage.shares[1]
-    # Either experiment describes the same hosts, and runtime torch launches both plans.
+    # Both experiments describe the same hosts, and runtime torch launches both plans.
     setting = Setting(
         experiment=experiments["heterogeneous"], bits_per_s=None, second_cores=SLOW_CORES
     )
@@ -410,7 +410,7 @@ def test_uneven_shares_beat_the_best_grid_on_hosts_of_unequal_speed(bed: Bed) ->
 
 
 def test_planned_slices_of_long_sequences_beat_whole_ones(bed: Bed) -> None:
-    # One sequence per step: whole, it is on one host at a time.
+    # One sequence per step: if it is not sliced, only one host works at a time.
     sliced = bed.sliced
     whole = replace(sliced, limits=replace(sliced.limits, token_slices=False))
     plans = {

@@ -62,9 +62,9 @@ def test_links_between_hosts_are_found_as_they_are(
     }
     assert sizes[max(sizes)] == pytest.approx(LINK_BITS_PER_S, rel=0.35)
     intra, inter = link_reports(folder.records, experiment)
-    # Each direction of a token bucket fills up while the other one sends, so that messages of up
-    # to a megabyte go back and forth at twice the rate; a rate for all of them lies between. On a
-    # busy machine one rate may be too far off: then that of the largest messages is told.
+    # The token bucket of one direction fills up while the other direction sends, so messages of up
+    # to a megabyte go back and forth at twice the rate. The fitted rate of all messages lies
+    # between. On a busy machine the fit may be bad; then the largest messages' rate is reported.
     assert 0.65 * LINK_BITS_PER_S < inter.gbit_per_s * GIGA < 2.5 * LINK_BITS_PER_S
     assert intra.gbit_per_s > 2 * inter.gbit_per_s
     bench.check_clean()

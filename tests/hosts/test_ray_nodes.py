@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes: real ones but for the machine, which is one."""
+"""A Ray cluster of three nodes, which are namespaces of one machine."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 HANG_GUARD_S = 600.0
 LOST_S = 300.0
-"""What the death of a node may cost."""
+"""Maximum additional time of a search after the death of a node."""
 
 PORT = 6379
 
@@ -64,7 +64,7 @@ class RayNodes:
     """Three hosts, each a Ray node with one CPU; the first is the head."""
 
     def __init__(self, cluster: HostCluster, **environment: str) -> None:
-        """Start Ray on every host, with a token of their own; variables are for the workers."""
+        """Start Ray on every host with a new token; ``environment`` is for the workers."""
         self.cluster = cluster
         self.environment = {
             **os.environ,
@@ -101,7 +101,7 @@ class RayNodes:
 
     @contextmanager
     def driver(self, program: str, argument: str) -> Iterator[Iterator[str]]:
-        """Run a driver on the head; its lines as they come."""
+        """Run a driver on the head; yield an iterator over the lines that it prints."""
         argv = self.on(self.cluster.hosts[0], [sys.executable, "-c", program, argument])
         with subprocess.Popen(
             argv, env=self.environment, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Ray's own cluster launcher with cluster/local.yaml, on test hosts; the last is the laptop."""
+"""Ray's cluster launcher with cluster/local.yaml on test hosts; the last host is the laptop."""
 
 import contextlib
 import hashlib
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.hosts
 
 NUM_WORKERS: Final = 2
 HOME: Final = "/run/home"
-"""Of root on every test host."""
+"""Home of root on every test host."""
 DISK_BYTES: Final = 2**29
-"""Ray's logs, and the sockets of its processes."""
+"""Size of each host's disk, for Ray's logs and sockets."""
 HANG_GUARD_S: Final = 900.0
 NUM_SLOTS: Final = 1
-"""Of every host: a trial has a rank on each."""
+"""Slots of every host: a trial has one rank per host."""
 
 RAY_FOLDER: Final = "/run/tmp"
-"""Test hosts share this machine's /tmp, where Ray would keep its sessions."""
+"""Folder for Ray's sessions, instead of /tmp, which test hosts share with this machine."""
 
 PROBE: Final = """
 import json, os, sys
@@ -59,7 +59,7 @@ trials: {backend: ssh, budget: 10, steps: 3, warmup_steps: 1, timeout_s: 600}
 
 
 def why_not() -> str | None:
-    """Say why Ray's launcher cannot be tested here, or None."""
+    """Return why Ray's launcher cannot be tested here; None if it can."""
     if shutil.which("rsync") is None:
         return "ray up needs rsync: install the Debian package rsync"
     if importlib.util.find_spec("ray") is None:
@@ -71,10 +71,10 @@ class Cluster:
     """Test hosts as `ray up` finds them: reachable by a key, with Python and Ray installed."""
 
     def __init__(self, hosts: HostCluster, repository: Path) -> None:
-        """Take running hosts: head, workers, laptop."""
+        """Use running hosts: head, workers and laptop, in this order."""
         self.hosts = hosts
         self.repository = repository
-        # ssh keeps connections in a folder of /tmp that only this name tells from other clusters'.
+        # The name decides in which folder of /tmp Ray's ssh keeps its connections.
         self.name = f"amp-ray-{secrets.token_hex(4)}"
         self.head, *self.workers = hosts.hosts[:-1]
         self.laptop = hosts.hosts[-1]
@@ -83,10 +83,10 @@ class Cluster:
         return Path(f"/proc/{host.init_pid}/root{HOME}")
 
     def furnish(self) -> None:
-        """Lay down what the README asks for."""
+        """Prepare the hosts as the README says."""
         rsync = Path(shutil.which("rsync") or "").parent
         for host in (self.head, *self.workers):
-            # Where the setup commands would make an environment and install into it.
+            # The place in which the setup commands would make an environment.
             (self.home(host) / "amp-ray").symlink_to(sys.prefix)
             slow = f"{START_VARIABLE}={os.environ[START_VARIABLE]}"
             profile = f"export PATH=$PATH:{rsync} RAY_TMPDIR={RAY_FOLDER} {slow}\n"
@@ -102,7 +102,7 @@ class Cluster:
         (home / "probe.py").write_text(PROBE, encoding="utf-8")
 
     def config(self) -> dict[str, Any]:
-        """Return cluster/local.yaml with what it says to change, and without the network."""
+        """Return cluster/local.yaml with the changes that it asks for, but without downloads."""
         text = (self.repository / "cluster" / "local.yaml").read_text(encoding="utf-8")
         documented = yaml.safe_load(text)["provider"]["head_ip"]
         config: dict[str, Any] = yaml.safe_load(text.replace(documented, self.head.address))
@@ -147,11 +147,11 @@ class Cluster:
         return self.run("ray", command, *options, "local.yaml", *arguments)
 
     def submit(self, script: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Hand a script to the head, as the README does."""
+        """Submit a script to the head, as the README says."""
         return self.ray("submit", str(script), "--", *arguments)
 
     def forget(self) -> None:
-        """Remove what Ray's ssh connections leave in this machine's /tmp."""
+        """Remove the files that Ray's ssh connections leave in this machine's /tmp."""
         digest = hashlib.sha256(self.name.encode()).hexdigest()[:10]
         for folder in Path("/tmp").glob(f"ray_ssh_*/{digest}"):  # noqa: S108 - Ray's choice
             shutil.rmtree(folder)
@@ -159,7 +159,7 @@ class Cluster:
                 folder.parent.rmdir()
 
     def ray_processes(self) -> list[str]:
-        """List what still runs on the head and the workers, ssh's kept connections apart."""
+        """List the processes on the head and the workers, except for ssh's open connections."""
         return [
             f"{host.name}: {process.command[:80]}"
             for host in (self.head, *self.workers)
@@ -169,13 +169,13 @@ class Cluster:
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return everything that a command said, for messages."""
+    """Return all output of a command, for messages."""
     return f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.fixture(scope="module")
 def cluster(repository: Path) -> Iterator[Cluster]:
-    """Bring a cluster up once for all tests, and down at the end, when nothing may be left."""
+    """Start a cluster for all tests; stop it at the end, and check that nothing is left."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -184,11 +184,11 @@ def cluster(repository: Path) -> Iterator[Cluster]:
         HostCluster(num_hosts=NUM_WORKERS + 2, disk_bytes=DISK_BYTES) as hosts,
     ):
         cluster = Cluster(hosts, repository)
-        stack.callback(cluster.forget)  # last of all, when nothing runs any more
+        stack.callback(cluster.forget)  # called last, when no process runs any more
         cluster.furnish()
         up = cluster.ray("up")
         assert up.returncode == 0, said(up)
-        # Also counts the nodes: without all of them, no test means anything.
+        # This also counts the nodes: the tests are valid only if all of them are there.
         writer = repository / "cluster" / "make_hostfile.py"
         done = cluster.submit(writer, "--slots", str(NUM_SLOTS), "--output", "hostfile")
         assert done.returncode == 0, said(done)
@@ -207,7 +207,7 @@ def cluster(repository: Path) -> Iterator[Cluster]:
 
 
 def readme_commands(repository: Path) -> list[str]:
-    """Return what cluster/README.md has the head do before trials: to know and open the others."""
+    """Return the commands of cluster/README.md that let the head log in to the other nodes."""
     text = (repository / "cluster" / "README.md").read_text(encoding="utf-8")
     lines = re.findall(r"\$ (ray exec cluster/(?:X|local)\.yaml \".*\")$", text, re.MULTILINE)
     commands = [shlex.split(line)[-1] for line in lines]
@@ -237,7 +237,7 @@ def test_a_missing_node_is_an_error_on_the_laptop_too(cluster: Cluster) -> None:
 
 
 def test_an_argument_of_a_submitted_script_arrives_split_at_its_spaces(cluster: Cluster) -> None:
-    # The README's trap: Ray quotes nothing, and an exit code 3 arrives as 1.
+    # As the README warns, Ray quotes nothing, and an exit code of 3 arrives as 1.
     done = cluster.submit("probe.py", "--budget", "10", "two words")
     assert done.returncode == 1, said(done)
     probe = json.loads((cluster.home(cluster.head) / "probe.json").read_text(encoding="utf-8"))
@@ -260,7 +260,7 @@ def test_an_experiment_runs_from_the_heads_home(cluster: Cluster) -> None:
 def test_a_submitted_script_proves_its_plan_by_trials_on_all_hosts(cluster: Cluster) -> None:
     home = cluster.home(cluster.laptop)
     script = cluster.repository / "experiments" / "het_cluster.py"
-    shutil.copy(script, home / "tiny.py")  # any of them: what differs is the file beside it
+    shutil.copy(script, home / "tiny.py")  # any script: only the file beside it differs
     (home / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
     sent = cluster.ray("rsync-up", "tiny.yaml", "~/tiny.yaml")
     assert sent.returncode == 0, said(sent)

@@ -1,6 +1,6 @@
-"""A study on many hosts: none is taken for lost, and the controller stays small.
+"""A study on many hosts: no host counts as lost by mistake, and the controller needs little memory.
 
-``make scale N=256`` makes it 256 hosts, each with an sshd, an agent and a rank of its own.
+``make scale N=256`` runs it on 256 hosts; each has an sshd, an agent and a rank.
 """
 
 import logging
@@ -33,14 +33,14 @@ def cpu_s(pid: int) -> float:
 
 
 def peak_kib(pid: int) -> int:
-    """Return the largest resident set that a process has had; 0 once it has ended."""
+    """Return the peak resident memory of a process; 0 if it has ended."""
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     return int(found[1]) if found is not None else 0
 
 
 def test_no_host_of_many_is_taken_for_lost(make_cluster: MakeCluster, tmp_path: Path) -> None:
     begun_s = time.monotonic()
-    # So many hosts share this machine's cores; what else runs here must not take those, too.
+    # So many hosts share this machine's cores that other work must not take a part of them, too.
     cluster = make_cluster(num_hosts=NUM_HOSTS, disk_bytes=2**22, weight=2)
     set_up_s = time.monotonic() - begun_s
     study = SoakStudy(folder=tmp_path, bench=Bench(cluster, tmp_path))

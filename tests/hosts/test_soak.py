@@ -1,6 +1,6 @@
-"""Studies over SSH while everything goes wrong at random: nothing lost, doubled or left behind.
+"""Studies over SSH with random faults: no trial is lost or runs twice, and nothing is left behind.
 
-``make soak N=200`` makes it 200 faults; AMP_RAY_SEED repeats a run's choices.
+``make soak N=200`` injects 200 faults; AMP_RAY_SEED sets the seed, to repeat a run.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ HANG_GUARD_S: Final = 240.0
 STEP_S: Final = 0.02
 IMPATIENT: Final = {"timeout_s": 20, "connect_timeout_s": 3}
 PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
-"""A busy machine may make sleeping longer, never shorter."""
+"""Possible step times: on a busy machine a sleep may take longer, but never less time."""
 
 
 class SoakStudy(Study):
     """A study of a program that sleeps: a trial takes about half a second."""
 
     def outcomes(self) -> dict[int, dict[str, Any]]:
-        """Return the outcomes in the journal; a stop for a common crash takes those of it back."""
+        """Return the outcomes in the journal, without those of `taken_back` trials."""
         outcomes: dict[int, dict[str, Any]] = {}
         for event in self.events():
             if event["event"] == "ended":
@@ -55,12 +55,12 @@ class SoakStudy(Study):
         return outcomes
 
     def taken_back(self) -> set[int]:
-        """Return the trials that ran again after such a stop."""
+        """Return the trials that ran again after a stop for a common crash."""
         stops = [event.get("alike") or {} for event in self.events("stopped")]
         return {number for alike in stops for number in alike.get("numbers", ())}
 
     def processes_of(self, host: NamespaceHost, *, agents: bool) -> list[int]:
-        """List the agents of a host, or what they have started."""
+        """List the agents of a host, or the processes that they have started."""
         programs = self.bench.cluster.programs(host)
         return [entry.pid for entry in programs if ("amp_ray_agent" in entry.command) == agents]
 
@@ -70,7 +70,7 @@ class SoakStudy(Study):
 
 @dataclass(frozen=True)
 class Scene:
-    """A running driver, and the host that something happens to; its methods are the faults."""
+    """A running driver and the host that a fault hits; its methods are the faults."""
 
     study: SoakStudy
     driver: "subprocess.Popen[str]"
@@ -165,7 +165,7 @@ def test_faults_at_random_lose_double_and_leave_nothing(
 
 
 def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[str]) -> None:
-    """Drive a study to its end, with a fault in each of its first runs."""
+    """Drive a study to its end, with a fault in each of the first drivers' runs."""
     before: dict[int, dict[str, object]] = {}
     errors = ""
     for number in range(MAX_RESUMES):
@@ -192,12 +192,12 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
 
 
 def _wait_for_more(study: SoakStudy, driver: "subprocess.Popen[str]", num_events: int) -> None:
-    """Wait for the driver's first event."""
+    """Wait until the journal has more than ``num_events`` events."""
     wait_for(lambda: len(study.events()) > num_events or driver.poll() is not None, HANG_GUARD_S)
 
 
 def _check_end(study: SoakStudy, errors: str) -> None:
-    """See that every trial has an outcome, that figures are possible, and that hosts are clean."""
+    """Check that every trial has an outcome with possible figures, and that hosts are clean."""
     ended = study.outcomes()
     assert sorted(ended) == list(range(BUDGET)), errors
     for event in ended.values():

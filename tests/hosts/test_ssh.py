@@ -93,7 +93,7 @@ def test_what_a_login_prints_does_not_disturb(bench: "Bench") -> None:
 
 
 def test_known_hosts_files_are_read_as_openssh_reads_them(bench: "Bench") -> None:
-    """Markers, patterns, hashed names, other kinds of key, and lines that nobody can read."""
+    """The files have markers, patterns, hashed names, other kinds of key, and unreadable lines."""
     address = bench.cluster.hosts[0].address
     lines = bench.cluster.known_hosts.read_text(encoding="ascii").splitlines()
     own, other = (" ".join(line.split()[1:3]) for line in lines[:2])

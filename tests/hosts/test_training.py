@@ -1,4 +1,4 @@
-"""Real training over SSH: the same model whatever the strategy, and what a start takes."""
+"""Real training over SSH: every strategy trains the same model; and the time of a start."""
 
 import json
 import sys
@@ -48,7 +48,7 @@ trials: {backend: ssh, steps: 5, warmup_steps: 2, timeout_s: 600}
 """
 NUM_STEPS = 7
 HANG_GUARD_S = 600.0
-"""Of a start; the limits of the design are met by a wide margin on an idle machine."""
+"""Limit of a start, against hangs; on an idle machine a start is much faster than required."""
 
 
 def strategy(
@@ -70,7 +70,7 @@ def strategy(
 
 
 def recomputed(plain: Strategy, *stages: int) -> Strategy:
-    """Let some stages compute their forward pass twice."""
+    """Return a strategy in which some stages recompute their forward pass."""
     return replace(
         plain,
         stages=tuple(
@@ -82,7 +82,7 @@ def recomputed(plain: Strategy, *stages: int) -> Strategy:
     )
 
 
-# Devices 0, 2, 4 and 6 are the first slots of four hosts, 1, 3, 5 and 7 the second ones.
+# Devices 0, 2, 4 and 6 are the first slots of four hosts; 1, 3, 5 and 7 are the second slots.
 REFERENCE = strategy((0, 7), (0,), size=8)
 STRATEGIES = {
     "tensor parallel over four hosts": strategy((0, 7), (0, 2, 4, 6), tp=4, size=4),
@@ -94,7 +94,7 @@ STRATEGIES = {
     ),
 }
 UNEQUAL = (
-    # Stages of tp 2 and of dp 2 with uneven shares, placed so that each is on both hosts.
+    # One stage has tp 2, one has dp 2 with uneven shares; each is on both hosts.
     Strategy(
         stages=(
             Stage(first_layer=0, end_layer=3, options=StageOptions(tp=2, dp=1), shares=(4,)),
@@ -106,10 +106,10 @@ UNEQUAL = (
     ),
     strategy((0, 1, 5, 6, 7), (2, 1, 3, 0)),
 )
-"""Of two hosts."""
+"""A strategy for two hosts."""
 
 SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2, zero=Zero(stage=1))
-"""With ZeRO-1."""
+"""A strategy with ZeRO-1."""
 
 
 MakeTrials = Callable[..., Trials]
@@ -117,7 +117,7 @@ MakeTrials = Callable[..., Trials]
 
 @pytest.fixture
 def make_trials(tmp_path: Path) -> Iterator[MakeTrials]:
-    """Make runners on test hosts; at the end nothing may be left there."""
+    """Make runners on test hosts; check at the end that nothing is left there."""
     opened: list[tuple[Trials, Bench]] = []
 
     def make(cluster: HostCluster, **changes: Any) -> Trials:  # noqa: ANN401 - of the experiment
@@ -180,7 +180,7 @@ def test_plain_torch_trains_unequal_stages_over_ssh(
 def test_a_start_is_fast_with_warm_processes(
     make_cluster: MakeCluster, make_trials: MakeTrials
 ) -> None:
-    """``pytest -rP`` shows what was measured."""
+    """``pytest -rP`` shows the measured times."""
     trials = make_trials(make_cluster())
     chosen = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
     trials.losses(chosen)

@@ -1,6 +1,7 @@
-"""Every way in which real training over SSH can fail: outcome, cause, rank, host, in time, clean.
+"""Every way in which real training over SSH can fail.
 
-What was measured is in the properties of the tests (``pytest --junitxml``) and in their output
+Tests check the outcome's kind, cause, rank and host, the time until it is reported, and that hosts
+are clean. The times are in the properties of the tests (``pytest --junitxml``) and in their output
 (``pytest -rP``).
 """
 
@@ -33,18 +34,18 @@ pytestmark = [
 
 PROMPT_S = 1.0
 SLOWER = 60.0
-"""The bounds are those of an idle machine, and recorded; here only waiting in vain is too long."""
+"""Factor of the limits of an idle machine: a test fails only if it would wait for ever."""
 
 
 class Measure(Protocol):
-    """Takes a failure, or the seconds until it was told, and the bound of an idle machine."""
+    """Takes a failure, or the seconds until its report, and the limit on an idle machine."""
 
     def __call__(self, ended: Ended | float, bound_s: float = PROMPT_S) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
-    """Two hosts for all tests that do not destroy them; at the end nothing may be left there."""
+    """Two hosts for all tests that do not destroy them; checks at the end that nothing is left."""
     require(why_unavailable())
     with HostCluster(num_hosts=2, disk_bytes=2**24) as cluster, cluster.inside():
         bench = TrialBench(Bench(cluster, tmp_path_factory.mktemp("trials")))
@@ -54,7 +55,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
 
 @pytest.fixture
 def measure(record_property: Callable[[str, object], None]) -> Measure:
-    """Record how long a failure took to be told, and see that it was not too long."""
+    """Record the time until a failure was reported, and check that it is within the limit."""
 
     def check(ended: Ended | float, bound_s: float = PROMPT_S) -> None:
         seconds = ended if isinstance(ended, float) else ended.seconds
@@ -104,10 +105,10 @@ def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
     outcome = ended.outcome
     assert isinstance(outcome, TimedOut), outcome
     assert outcome.timeout_s == launch.timeout_s
-    # The other rank too, unless the end of this one has come first and ended it.
+    # The other rank is named, too, unless the end of this rank has ended it before.
     assert outcome.reason.startswith("still running after 30 s: rank ")
     assert outcome.reason.endswith(f"rank 1 on {shared.names[1]} (stopped by a signal)")
-    # Where the rank was, most recent call first: within a step, or waiting for the others.
+    # The rank's stack, most recent call first: it was within a step, or waiting for other ranks.
     assert any("in _step" in line for line in outcome.lines), outcome.lines
     measure(outcome.wall_s - launch.timeout_s)
 

@@ -1,4 +1,4 @@
-"""Studies over SSH as people run them: real trials, lost hosts, Ctrl-C, kill -9, and going on."""
+"""Studies over SSH as users run them: real trials, lost hosts, Ctrl-C, kill -9, and resuming."""
 
 import contextlib
 import json
@@ -55,10 +55,10 @@ for _ in range(20):
     with amp_ray_metric.step():
         time.sleep({step_s})
 """
-"""Needs neither torch nor a warm process."""
+"""A program for trials that needs neither torch nor a warm process."""
 
 SLOW_STEP_S = 0.2
-"""A trial is long enough to be met in the middle."""
+"""Step time that makes a trial long enough to inject a fault into it."""
 
 CONTRACT_KEYS = {"schema", "study", "trials", "best", "calibration", "ranking"}
 TRIAL_KEYS = {
@@ -79,7 +79,10 @@ class Study(DrivenStudy):
     bench: Bench
 
     def write(self, *, step_s: float | None, **values: object) -> None:
-        """Write experiment, hostfile and program; our own program if there is no ``step_s``."""
+        """Write experiment, hostfile and program.
+
+        The program's steps take ``step_s``; None means the package's training program.
+        """
         cluster = self.bench.cluster
         count = len(cluster.hosts)
         settings: dict[str, object] = {
@@ -107,9 +110,9 @@ class Study(DrivenStudy):
     def started(
         self, *options: str, pool: str = "threads", policy: str = "predicted-order"
     ) -> Iterator[subprocess.Popen[str]]:
-        """Start a driver in a process group of its own, as a shell does.
+        """Start a driver in a new process group, as a shell does.
 
-        No measurement can end a study early in the predicted order.
+        The default policy is the predicted order, with which no measurement ends a study early.
         """
         words = ["tune", "tiny.yaml", "--study", "study", "--pool", pool, "--policy", policy]
         with self.python("-m", "amp_ray", *words, *options) as process:
@@ -122,12 +125,12 @@ class Study(DrivenStudy):
 
     @property
     def result(self) -> dict[str, Any]:
-        """What the study says of itself."""
+        """The study's ``result.json``."""
         record: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
         return record
 
     def outcomes(self) -> dict[int, dict[str, Any]]:
-        """Return the outcomes in the journal; there may be one for each trial."""
+        """Return the outcomes in the journal; check that no trial has two."""
         ended = self.events("ended")
         by_number = {event["number"]: event for event in ended}
         assert len(by_number) == len(ended), "a trial ended twice"
@@ -148,7 +151,7 @@ class Study(DrivenStudy):
         return list(Path(f"/proc/{host.init_pid}/root/run/tmp").glob("amp-ray-*/a.py"))
 
     def busy_hosts(self) -> dict[str, list[str]]:
-        """Return what runs on hosts that are up."""
+        """Return the processes on hosts that are up, by host."""
         programs = {host.name: self.bench.cluster.programs(host) for host in self.alive}
         return {
             name: [entry.command for entry in those] for name, those in programs.items() if those
@@ -162,7 +165,7 @@ class Study(DrivenStudy):
 
 
 def seconds(event: Mapping[str, Any]) -> float:
-    """Return when something happened, by the driver's clock."""
+    """Return the time of an event by the driver's clock, in seconds."""
     return float(event["seconds"])
 
 
@@ -171,7 +174,7 @@ MakeStudy = Callable[..., Study]
 
 @pytest.fixture
 def make_study(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[MakeStudy]:
-    """Make a study; at the end nothing may be left of it on any host that is up, nor here."""
+    """Make a study; check at the end that nothing is left of it here or on a host that is up."""
     made: list[Study] = []
 
     def make(num_hosts: int = 2, *, step_s: float | None, num_groups: int = 1) -> Study:
@@ -203,7 +206,7 @@ def test_a_study_over_ssh_is_planned_measured_and_kept(make_study: MakeStudy) ->
     trials = result["trials"]
     assert [trial["outcome"] for trial in trials] == ["measured"] * 3
     assert all(trial.keys() >= TRIAL_KEYS for trial in trials)
-    # Which one is the best is the tuner's answer: it depends on how steady a busy machine is.
+    # The recommended strategy is not checked: it depends on how steady a busy machine is.
     assert result["best"]["mean_s"] == trials[result["best"]["number"]]["mean_s"]
     assert result["calibration"] is not None
     assert {path.name for path in study.path.iterdir()} == STUDY_FILES
@@ -279,7 +282,7 @@ def test_ctrl_c_ends_trials_and_keeps_everything(make_study: MakeStudy) -> None:
     with study.started("--budget", "2", pool="ray") as driver:
         study.wait_until_running(driver, study.bench.cluster.hosts)
         start_s = time.monotonic()
-        # A terminal sends it to all processes of the command, Ray's among them.
+        # A terminal sends the signal to all processes of the command, including Ray's.
         os.killpg(driver.pid, signal.SIGINT)
         wait_for(lambda: not study.busy_hosts())
         _LOGGER.info("hosts were empty after %.2f s", time.monotonic() - start_s)

@@ -1,4 +1,4 @@
-"""What travels between controller and hosts over SSH: figures of all ranks, and long logs."""
+"""Data between controller and hosts over SSH: results of all ranks, and long logs."""
 
 from collections.abc import Mapping
 from importlib import resources

@@ -1,4 +1,4 @@
-"""Test hosts on which our real training program runs, fails, and is looked at."""
+"""Test hosts on which our real training program runs, and fails on purpose."""
 
 import contextlib
 import json
@@ -37,10 +37,10 @@ FAULT_FILE: Final = "fault.json"
 SETTINGS: Final = AgentSettings(heartbeat_s=0.5)
 
 GUARD_S: Final = 600.0
-"""Of a trial, against hangs."""
+"""Time limit of a trial, against hangs."""
 
 MANY_STEPS: Final = 1_000_000
-"""For trials that only end because they fail."""
+"""Number of steps of trials that end only by a failure."""
 
 
 NUM_SLOTS: Final = 2
@@ -67,7 +67,7 @@ trials:
 
 
 def strategy(bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1) -> Strategy:
-    """Return a pipeline; devices 0 and 1 are of the first host, 2 and 3 of the second."""
+    """Return a pipeline; devices 0 and 1 belong to the first host, 2 and 3 to the second."""
     num_micro_batches = 4 // dp
     candidate = Candidate(
         micro_batch_size=2,
@@ -79,7 +79,7 @@ def strategy(bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1
 
 
 PIPELINE: Final = strategy((0, 3, 7), (0, 2))
-"""Rank 0 on the first host, rank 1 on the second one."""
+"""A pipeline with rank 0 on the first host and rank 1 on the second."""
 
 ALL_SLOTS: Final = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
 
@@ -93,7 +93,7 @@ UNEQUAL: Final = Strategy(
     num_micro_batches=2,
     placement=(0, 1, 2, 3),
 )
-"""Stages that differ, for runtime torch."""
+"""A strategy with different stages, for runtime torch."""
 
 
 def make_experiment(bench: Bench) -> Experiment:
@@ -114,7 +114,7 @@ class Ended:
     """A trial that failed."""
 
     outcome: Outcome
-    seconds: float  # from the injection until the outcome was there, and the hosts were clean
+    seconds: float  # from the injection until the outcome was known and the hosts were clean
     folder: Path
 
 
@@ -122,7 +122,7 @@ class TrialBench:
     """Our training program on the hosts of a bench, forked from warm processes."""
 
     def __init__(self, bench: Bench) -> None:
-        """Take a bench; nothing is opened yet."""
+        """Use a bench, without connecting to its hosts yet."""
         self.bench = bench
         self.hosts = bench.cluster.hosts
         self.names = [host.address for host in self.hosts]
@@ -138,7 +138,7 @@ class TrialBench:
         self._said: list[Mapping[str, Any]] = []
 
     def close(self) -> None:
-        """End everything; nothing may be left on any host that is up."""
+        """End everything; check that nothing is left on any host that is up."""
         self.launcher.close()
         wait_for(lambda: all(map(self._is_clean, self.hosts)))
 
@@ -155,7 +155,7 @@ class TrialBench:
         return {process.pid for process in self.programs(host)}, self.bench.folders_on(host)
 
     def _is_clean(self, host: NamespaceHost) -> bool:
-        """Tell whether nothing is left on a host, or it is down."""
+        """Return whether a host is down, or has no process and folder of a trial."""
         return host not in self.alive or self.state(host) == (set(), [])
 
     # ------------------------------------------------------------------ trials
@@ -168,7 +168,7 @@ class TrialBench:
         runtime: str = "deepspeed",
         **changes: Any,  # noqa: ANN401 - fields of TrialSettings
     ) -> Launch:
-        """Return a trial in which every rank has a child of its own, and one perhaps fails."""
+        """Return a trial in which every rank has a child process; with ``fault``, a rank fails."""
         self.bench.num_trials += 1
         trials = replace(self.experiment.trials, **changes)
         launch = trial_launch(
@@ -188,7 +188,7 @@ class TrialBench:
         return replace(launch, files=files)
 
     def run(self, launch: Launch) -> Ended:
-        """Run a trial in which a rank makes itself fail; see that the hosts are as before."""
+        """Run a trial in which a rank makes itself fail; check that the hosts are as before."""
         warm(self.launcher)
         before = [self.state(host) for host in self.hosts]
         ended = self._run(launch)
@@ -198,10 +198,10 @@ class TrialBench:
     def run_and_inject(
         self, launch: Launch, inject: Callable[[], object], *, lost: NamespaceHost | None = None
     ) -> Ended:
-        """Run a trial of many steps; once every rank has done one, do something to it.
+        """Run a trial of many steps; call ``inject`` once every rank has done a step.
 
-        The agent of the host ``lost`` does not survive it and has to go with all that it started;
-        the other hosts have to be as before.
+        Check that the hosts are as before afterwards, except that the agent of the host ``lost``
+        has died, with all processes that it started.
         """
         warm(self.launcher)
         before = {host.name: self.state(host) for host in self.hosts}
@@ -247,7 +247,7 @@ class TrialBench:
         return ended
 
     def _run(self, launch: Launch) -> Ended:
-        """Run a trial; count from the mark that a failing rank has left, or from the start."""
+        """Run a trial; measure from the mark that a failing rank has left, or from the start."""
         start = time.monotonic()
         folder = self.bench.folder / launch.trial_id
         outcome = self.launcher.run(launch, folder, reader=trial_reader(self.experiment))

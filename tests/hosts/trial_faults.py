@@ -1,4 +1,4 @@
-"""Makes a rank of our training program fail; sent to the hosts, imported in every rank there."""
+"""Makes a rank of our training program fail; it is sent to the hosts and imported in every rank."""
 
 import importlib
 import json
@@ -14,29 +14,29 @@ from typing import Any
 
 ADDRESS_SPACE_BYTES = 64 << 30
 MARK = "rank-injected.log"
-"""Holds when it happened, by the clock of the machine; comes back with the logs."""
+"""File with the time of the failure by the machine's clock; it is collected like a log."""
 
 
 def mark() -> None:
-    """Note that it happens now."""
+    """Mark the moment of the failure."""
     Path(MARK).write_text(str(time.monotonic()), encoding="ascii")
 
 
 def raise_error() -> None:
-    """Fail as a wrong program does."""
+    """Fail as a program with a bug does."""
     message = "no such layer"
     raise ValueError(message)
 
 
 def run_out_of_memory() -> None:
-    """Ask torch for more than the process may have."""
+    """Ask torch for more memory than the process may have."""
     hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard_limit))
     importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
 
 
 def fill_disk() -> None:
-    """Let another program fill the disk; training goes on, and cannot write its result."""
+    """Let another program fill the disk; training goes on, but cannot write its result."""
     with Path("~/filler").expanduser().open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
@@ -50,7 +50,7 @@ IN_STEP: dict[str, Callable[[], None]] = {
 
 
 def take_port(times: int, name: str) -> None:
-    """Let another program hold the port that rank 0 is about to listen at, in some attempts."""
+    """In the first attempts, let another program take the port that rank 0 will listen at."""
     tried = Path(f"~/tried-{name}").expanduser()
     num_tried = int(tried.read_text(encoding="ascii")) if tried.exists() else 0
     tried.write_text(str(num_tried + 1), encoding="ascii")
@@ -61,13 +61,13 @@ def take_port(times: int, name: str) -> None:
 
 
 def shift_clock(seconds: float) -> None:
-    """Let this rank's clock be off."""
+    """Shift this rank's clock by ``seconds``."""
     real = time.time
     time.time = lambda: real() + seconds
 
 
 def fail_in_step(number: int, how: str) -> None:
-    """Fail in the middle of a step: at this rank's backward pass of some number."""
+    """Fail in the middle of a step: at this rank's backward pass ``number``."""
     clock: Any = importlib.import_module("amp_ray.training.clock")
     span = clock.Spans.span
     num_passes = 0
@@ -84,8 +84,8 @@ def fail_in_step(number: int, how: str) -> None:
 
 
 def inject() -> None:
-    """Arrange what the file beside this one asks for; called in every rank before it starts."""
-    # A child in a session of its own, which has to go with the rank.
+    """Arrange the fault that the file beside this one names; called before a rank starts."""
+    # A child process in a new session, which has to end with the rank.
     subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
     fault = json.loads(Path("fault.json").read_text(encoding="utf-8"))
     if fault.get("rank") != int(os.environ["RANK"]):

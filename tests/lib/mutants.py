@@ -1,7 +1,7 @@
 """`make mutants`: change one line of the package at a time, as root, and see whether a test fails.
 
-A mutant that no test notices shows a line that no test checks, or a change that makes no
-difference. The draw is seeded: the same seed changes the same lines of the same sources.
+A mutant that no test notices shows a line that no test checks, or a change without any effect. The
+mutants are drawn at random; with the same seed, the same lines of the same sources are changed.
 """
 
 import argparse
@@ -35,9 +35,9 @@ AREAS: Final = {
         "unit/runtime/launch integration/runtime hosts/test_trial_failures.py hosts/test_wire.py",
     ),
 }
-"""Folder of the package, the tests to run first, and those to run if these pass."""
+"""Folder of the package; for each, the tests to run first, and those to run if the first pass."""
 
-_MOST_S: Final = 1500.0  # of one run of tests; a mutant that never ends is noticed
+_MOST_S: Final = 1500.0  # limit of one run of tests; a mutant that never ends counts as noticed
 _SWAPPED: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -65,14 +65,14 @@ class Mutant:
     """One changed expression of one module."""
 
     area: str
-    path: Path  # in the repository
+    path: Path  # path of the module in the repository
     line: int
     before: str
     after: str
-    text: str  # of the whole module
+    text: str  # text of the whole changed module
 
     def __str__(self) -> str:
-        """Say what is changed where."""
+        """Describe the change and its place."""
         return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
 
 
@@ -102,14 +102,14 @@ def _mutated(node: ast.AST) -> ast.AST | None:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Tell whether an operand is text: of `+` and `%` on text nothing is to be learnt."""
+    """Return whether an operand is text, where changing `+` or `%` would show nothing."""
     return isinstance(node, ast.JoinedStr) or (
         isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run: no decorators, no annotations, no messages of errors."""
+    """Yield the nodes to change: not decorators, annotations or messages of errors."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in {"decorator_list", "annotation", "returns", "exc", "msg", "type_params"}:
@@ -152,18 +152,18 @@ def draw(num: int, seed: int, areas: Sequence[str]) -> list[Mutant]:
 
 
 def _notices(folder: Path, tests: str, changed: Path | None = None) -> bool:
-    """Tell whether one of some tests fails in a copy of the repository."""
+    """Return whether any of the tests fails in a copy of the repository."""
     kernels = (path.read_text(encoding="utf-8") for path in folder.glob("amp_ray/**/*kernels.py"))
     inlined = changed and (changed.stem == "kernels" or any(changed.stem in t for t in kernels))
     paths = [path for test in tests.split() if (path := folder / "tests" / test).exists()]
     with tempfile.TemporaryDirectory() as own_cache:
         environment = os.environ | {
-            # Compiled callers keep what they inlined: a mutant of it shares nothing with others
+            # Compiled functions contain inlined ones, so each mutant needs a cache of its own
             "NUMBA_CACHE_DIR": own_cache if inlined else str(folder / ".kernels"),
             "PYTHONPATH": str(folder),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        # A mutant may signal any process that it sees
+        # In a PID namespace: a mutant may send signals to any process that it sees
         alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         command = [*alone, sys.executable, "-m", "pytest", "-qx", "-p", "no:randomly"]
         try:
@@ -181,7 +181,7 @@ def _notices(folder: Path, tests: str, changed: Path | None = None) -> bool:
 
 
 def _survives(folders: SimpleQueue[Path], mutant: Mutant) -> bool:
-    """Tell whether no test notices a mutant."""
+    """Return whether no test notices a mutant."""
     folder = folders.get()
     path = folder / mutant.path
     before = path.read_text(encoding="utf-8")

@@ -20,19 +20,19 @@ STRATEGIES: Final = small_strategies(SMALL)
 LARGE: Final = small_experiment(
     ("hidden_size: 256", "hidden_size: 1024"), ("sequence_length: 128", "sequence_length: 512")
 )
-"""Activations that weigh beside context and parameters."""
+"""An experiment in which activations are a large part of the memory."""
 
 LARGE_STRATEGIES: Final = small_strategies(LARGE)
 
 PREDICTOR: Final = Predictor()
-"""Remembers predictions across examples; they are values."""
+"""Caches predictions across examples, which is safe since they never change."""
 
 PLANTED: Final = ("host_scale", "nic_efficiency", "intra_efficiency")
 NOISE: Final = 0.01
 
 
 def ratio_of(name: str) -> st.SearchStrategy[float]:
-    """A true value within 1.5 sigma of its prior."""
+    """Draw the ratio of a constant to its prior, within 1.5 sigma."""
     return st.floats(-1.5, 1.5).map(lambda sigmas: float(np.exp(sigmas * PRIOR_SIGMA[name])))
 
 
@@ -40,7 +40,7 @@ RATIOS: Final = st.fixed_dictionaries({name: ratio_of(name) for name in PLANTED}
 
 
 def noisy(trials: list[Observation], seed: int, outliers: int = 0) -> list[Observation]:
-    """Multiply times by a little noise, and a few by a lot."""
+    """Multiply all times by a little noise, and those of ``outliers`` trials by a lot."""
     generator = np.random.default_rng(seed)
     factors = np.exp(generator.normal(0.0, NOISE, len(trials)))
     factors[generator.choice(len(trials), outliers, replace=False)] *= 3.0
@@ -51,7 +51,7 @@ def noisy(trials: list[Observation], seed: int, outliers: int = 0) -> list[Obser
 
 
 def error(experiment: Experiment, ratios: dict[str, float]) -> float:
-    """Return how far an experiment's predictions are from the truth, as a mean logarithm."""
+    """Return the mean error of an experiment's predictions, as a logarithm of the ratio."""
     truth, found = (
         np.log([trial.measured_s or 0.0 for trial in trials])
         for trials in (

@@ -39,7 +39,7 @@ links = st.builds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A strategy and what it is planned for."""
+    """A strategy and its experiment."""
 
     experiment: Experiment
     strategy: Strategy
@@ -66,7 +66,7 @@ def nodes(draw: st.DrawFn) -> Node:
 
 
 def zeros(dp: int) -> st.SearchStrategy[Zero]:
-    """What ranks may share out, in all of them or in groups, whether or not a runtime can."""
+    """Draw ZeRO options that shard over all ranks or groups, even if no runtime supports them."""
     groups = st.sampled_from(sorted({0, 1, dp}))
     plain = st.builds(Zero, stage=st.integers(1, 3), shard_ranks=groups)
     kept = st.builds(Zero, stage=st.just(3), shard_ranks=groups, keeps_weights=st.just(True))  # noqa: FBT003
@@ -75,7 +75,7 @@ def zeros(dp: int) -> st.SearchStrategy[Zero]:
 
 @st.composite
 def cases(draw: st.DrawFn, degrees: Sequence[int] = (1, 2)) -> Case:
-    """A small GPT on up to four nodes of two devices each, under any runtime."""
+    """Draw a small GPT on up to four nodes of two devices each, with any runtime."""
     tp, dp = (draw(st.sampled_from(degrees)) for _ in range(2))
     pp = draw(st.sampled_from([1, 2]))
     num_nodes = -(-tp * dp * pp // SLOTS)
@@ -103,18 +103,18 @@ def cases(draw: st.DrawFn, degrees: Sequence[int] = (1, 2)) -> Case:
 
 
 def on_nodes(case: Case, change: Callable[[Node], Node]) -> Case:
-    """Change every node."""
+    """Return a case with every node changed."""
     cluster = case.experiment.cluster
     return case.on(replace(cluster, nodes=tuple(change(node) for node in cluster.nodes)))
 
 
 def on_devices(case: Case, change: Callable[[Device], Device]) -> Case:
-    """Change every device."""
+    """Return a case with every device changed."""
     return on_nodes(case, lambda node: replace(node, device=change(node.device)))
 
 
 def sped_up(device: Device, factor: float, rates: Collection[str]) -> Device:
-    """Multiply rates of a data sheet."""
+    """Return a device with some of its rates multiplied by ``factor``."""
     faster: dict[str, Any] = {
         name: rate * factor for name in rates if (rate := getattr(device, name)) is not None
     }
@@ -138,7 +138,7 @@ DELAYS = (
     "collective_start_s",
 )
 SMALL_SHARE = 0.2
-"""Of a device's memory: about what the context and this model take."""
+"""Share of a device's memory that the context and this model need, approximately."""
 
 
 @given(cases())
@@ -201,7 +201,7 @@ def test_faster_links_never_make_an_iteration_longer(
 @given(cases(), st.floats(1, 10))
 def test_more_memory_never_makes_a_strategy_less_likely_to_run(case: Case, factor: float) -> None:
     def sized(share: float) -> Estimate:
-        """Estimate on devices with a share of their memory."""
+        """Return the estimate on devices with only a share of their memory."""
         return on_devices(
             case,
             lambda device: replace(device, memory_bytes=int(device.memory_bytes * share)),
@@ -213,7 +213,7 @@ def test_more_memory_never_makes_a_strategy_less_likely_to_run(case: Case, facto
     assert after.feasible >= before.feasible
 
 
-@given(cases(degrees=[2]))  # every group fills a node
+@given(cases(degrees=[2]))  # every tensor-parallel group fills a node
 def test_equal_replicas_take_what_one_takes_and_the_sync(case: Case) -> None:
     first = case.experiment.cluster.nodes[0]
     equal = on_nodes(case, lambda node: replace(node, device=first.device, intra=first.intra))
@@ -256,7 +256,7 @@ def test_larger_micro_batches_need_more_memory(case: Case) -> None:
 
 @given(cases(), st.data())
 def test_a_stage_within_another_one_needs_less_memory(case: Case, data: st.DataObject) -> None:
-    # blocks only: boundaries between them are all alike
+    # only blocks, since all boundaries between blocks are alike
     memory = CostModel(experiment=case.experiment).memory(replace(candidate(case), pp=3))
     blocks = case.experiment.model.indices("block")
     first, last = blocks[0] + 1, blocks[-1]
@@ -266,7 +266,7 @@ def test_a_stage_within_another_one_needs_less_memory(case: Case, data: st.DataO
 
 
 def candidate(case: Case) -> Candidate:
-    """Return what the strategy was cut from."""
+    """Return the candidate of the strategy."""
     strategy = case.strategy
     tp, dp = strategy.tp, strategy.dp
     assert tp is not None
@@ -316,14 +316,14 @@ def test_stage_times_are_sums_of_their_layers(case: Case) -> None:
 
 
 def _computed_again(model: Model, stage: Stage) -> list[bool]:
-    """Tell for every layer of a stage whether its blocks up to there are computed again."""
-    left = stage.options.recompute.layers
-    told = []
+    """Return for every layer of a stage whether it belongs to the stage's recomputed blocks."""
+    num_left = stage.options.recompute.layers
+    recomputed = []
     for layer in model.layers[stage.first_layer : stage.end_layer]:
-        told.append(left is None or left > 0)
-        if left is not None and layer.kind == "block":
-            left -= 1
-    return told
+        recomputed.append(num_left is None or num_left > 0)
+        if num_left is not None and layer.kind == "block":
+            num_left -= 1
+    return recomputed
 
 
 @given(cases())

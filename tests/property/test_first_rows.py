@@ -1,4 +1,4 @@
-"""Large spaces: what is left out is never among the rows that all candidates would give."""
+"""Large spaces: a skipped candidate would never be among the first rows of the whole ranking."""
 
 import math
 

@@ -1,7 +1,7 @@
-"""Hosts that have the key and say anything, and controllers that do not have it.
+"""Hosts that have the key and send anything, and controllers without the key.
 
-Whatever arrives: no traceback, an end in bounded time and memory, no file outside of the trial's
-folder, and a measurement only from complete figures.
+Whatever they send, there is no traceback, the trial ends in bounded time and memory, no file is
+written outside of its folder, and a measurement comes only from complete figures.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ from support.host_reports import healthy_parts, healthy_report
 from support.scripted_host import ScriptedHost, file_messages, well_behaved
 
 NUM_CASES: Final = max(500, settings().max_examples)
-"""Over all tests of this module: 500 with the usual settings, 10,000 by ``make fuzz``."""
+"""Number of cases of all tests of this module: 500 by default, 10,000 in ``make fuzz``."""
 
 LONGEST_S: Final = 60.0
 MOST_BYTES: Final = 500 * 2**20
@@ -61,7 +61,7 @@ RESULT: Final = b'{"trial_id": "t", "step_s": [0.5]}'
 KEY: Final = bytes(KEY_BYTES)
 SMALL_ONE: Final = small_experiment()
 PIPE_BYTES: Final = 4096
-"""What a pipe takes at once wherever it stands."""
+"""Bytes that a pipe always accepts in one write."""
 
 
 def share(part: float) -> int:
@@ -70,7 +70,7 @@ def share(part: float) -> int:
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """See that what is done within takes neither long nor much memory."""
+    """Check that the block takes neither long nor much memory."""
     before, started_s = peak_bytes(), time.monotonic()
     yield
     assert time.monotonic() - started_s < LONGEST_S
@@ -140,7 +140,7 @@ RIGHT: Final[tuple[Message, ...]] = (
 
 @st.composite
 def spoilt(draw: st.DrawFn, right: tuple[Message, ...] = RIGHT) -> Message:
-    """Take a right message, or change or leave out some of what it has."""
+    """Draw a correct message, or one with keys that are changed or left out."""
     message = dict(draw(st.sampled_from(right)))
     for _ in range(draw(st.integers(0, 2))):
         key = draw(st.sampled_from([*message, *KEYS]))
@@ -168,12 +168,12 @@ def test_a_message_is_safe_or_refused(message: Message) -> None:
         checked = check_message(opened)
         if checked["kind"] != "file":
             text = json.dumps(checked, allow_nan=False, ensure_ascii=False)
-            assert len(text.encode()) < 200_000  # which a lone surrogate does not let happen
+            assert len(text.encode()) < 200_000  # fails if the text has a lone surrogate
             assert re.search(r"(?<!\\)\\u00[01]", text) is None
 
 
 def hostile(turns: dict[str, list[Message | bytes]], *, also_right: bool) -> ScriptedHost:
-    """Make a host that says something at some questions, and may answer them, too."""
+    """Make a host that sends some messages when it is asked, and may also answer correctly."""
 
     def script(message: Message) -> Iterable[Message | bytes]:
         kind = str(message.get("kind"))
@@ -191,7 +191,7 @@ def hostile(turns: dict[str, list[Message | bytes]], *, also_right: bool) -> Scr
 
 @pytest.fixture(autouse=True, scope="module")
 def impatient() -> Iterator[None]:
-    """Wait a moment only for hosts that do not answer: they answer at once or never here."""
+    """Set short time limits, since hosts answer here at once or never."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_PREPARE_TIMEOUT_S", "_STALL_TIMEOUT_S", "_MARGIN_S"):
             patch.setattr(launcher, name, 0.1)
@@ -227,7 +227,7 @@ def test_a_trial_ends_with_an_outcome_whatever_a_host_says(
     names = {path.name for path in folder.iterdir()}
     assert names == {"t"}
     json.dumps(json.loads((folder / "t/outcome.json").read_text("utf-8")), allow_nan=False)
-    if isinstance(outcome, Measured):  # the result that a lying host may well have sent itself
+    if isinstance(outcome, Measured):  # a host with the key can send a false result
         assert outcome.measured_s == 0.5
         assert is_first
     for path in (folder / "t/hosts").rglob("*"):
@@ -305,35 +305,35 @@ def test_an_agent_takes_messages_of_its_controller_only(pieces: list[bytes]) -> 
 
 
 class Answering(LocalHost):
-    """A host whose probe says what it likes."""
+    """A host whose probe sends any bytes."""
 
     def __init__(self, pieces: list[bytes]) -> None:
-        """Take what it says."""
+        """Store the output, piece by piece."""
         super().__init__("a")
         self.pieces = pieces
 
     def open_channel(self, argv: object) -> Channel:
-        """Start nothing."""
+        """Return a channel with the output; start no process."""
         del argv
         return Saying(self.pieces)
 
 
 class Saying:
-    """A channel with bytes."""
+    """A channel whose output is given in pieces."""
 
     def __init__(self, pieces: list[bytes]) -> None:
-        """Take them."""
+        """Store the pieces."""
         self._pieces = deque(pieces)
 
     def read(self) -> bytes:
-        """Give the next."""
+        """Return the next piece."""
         return self._pieces.popleft() if self._pieces else b""
 
     def write(self, data: bytes, given_up: object = None) -> None:
-        """Ignore it."""
+        """Ignore the data."""
 
     def close(self) -> None:
-        """Say no more."""
+        """End the output."""
         self._pieces.clear()
 
 
@@ -351,7 +351,7 @@ def answer(message: Message) -> bytes:
 
 @st.composite
 def parts(draw: st.DrawFn) -> dict[str, Any]:
-    """Change some of what a probe finds."""
+    """Draw a probe's answer with some changes."""
     found: dict[str, Any] = healthy_parts(draw(st.integers(0, 2)))
     for _ in range(draw(st.integers(1, 3))):
         name = draw(st.sampled_from([*found, *healthy_parts()]))
@@ -461,7 +461,7 @@ RANK: Final = {
 
 @st.composite
 def changed(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Put something else in one place of a value."""
+    """Draw a value in which one part is replaced by something else."""
     if isinstance(value, dict | list) and value and draw(st.integers(0, 5)):
         places = list(value) if isinstance(value, dict) else list(range(len(value)))
         place, copy = draw(st.sampled_from(places)), value.copy()

@@ -1,6 +1,6 @@
-"""Every reader of a user's files on hostile bytes: refused with a place, soon, in little memory.
+"""Every reader of a user's files refuses hostile bytes with a place, soon, and in little memory.
 
-A case is a right file that was cut, joined with pieces that readers trip over, or bytes alone.
+A case is a correct file that was cut or mixed with pieces that are difficult to read, or any bytes.
 """
 
 import ast
@@ -45,10 +45,10 @@ from support.aceso import aceso_experiment, aceso_files
 from support.experiments import SMALL, small_experiment
 
 NUM_CASES: Final = max(500, settings().max_examples)
-"""Over all readers: 500 with the usual settings, 10,000 by ``make fuzz``."""
+"""Number of cases of all readers: 500 by default, 10,000 in ``make fuzz``."""
 
 LONGEST_S: Final = 60.0
-"""More is a hang, on a machine of any speed."""
+"""A longer time means a hang, even on a slow machine."""
 
 MOST_BYTES: Final = 500 * 2**20
 
@@ -280,7 +280,7 @@ STUDY_RESULT: Final = json.dumps(
 
 
 class Reader(NamedTuple):
-    """A file that is right, its name, and what reads it below a folder."""
+    """A correct file, its name, and the function that reads it from a folder."""
 
     content: bytes
     name: str
@@ -307,7 +307,7 @@ def with_profile(folder: Path) -> object:
     text = SMALL + "profile: {source: table, path: .}\n"
     try:
         return with_experiment(text)(folder)
-    finally:  # also the experiment is a YAML file in the profile's folder
+    finally:  # the experiment would be read as a YAML file of the profile, too
         (folder / "experiment.yaml").unlink()
 
 
@@ -459,7 +459,7 @@ READ_IN: Final = {
     "cli.exchange.metis": ("Metis's cluster file", "Metis's hostfile", "Metis's profile"),
     "cli.planning.score": ("Megatron's script", "torchtitan's TOML", "DeepSpeed's configuration"),
 }
-"""Everywhere that a user's file is read, and some of the readers above that try it."""
+"""Functions that read a user's file, each with some of the readers above that test it."""
 
 
 def places_of_reading() -> set[str]:
@@ -498,7 +498,7 @@ def test_a_file_of_100_megabytes_is_refused_before_it_is_read_whole(
     expected = (
         "not valid JSON" if reader.read is slices else r"longer than [\d,]+ characters: is th"
     )
-    with pytest.raises(InputError, match=expected):  # a table of slices may be as long
+    with pytest.raises(InputError, match=expected):  # only a table of slices may be this long
         reader.read(tmp_path)
     assert peak_bytes() - before_bytes < MOST_BYTES
 
@@ -511,7 +511,7 @@ def test_the_file_that_hostile_ones_are_made_of_is_read(reader: Reader, tmp_path
 
 @st.composite
 def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
-    """Put something else in place of words or of any bytes of a file, up to four times."""
+    """Draw a file in which words or any bytes are replaced, up to four times."""
     for _ in range(draw(st.integers(1, 4))):
         words = [match.span() for match in re.finditer(rb"[\w.+-]+", content[:5000])]
         anywhere = st.tuples(st.integers(0, len(content)), st.integers(0, 20)).map(
@@ -525,7 +525,7 @@ def spoilt(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Reader, bytes]:
-    """Choose a reader and what it is given."""
+    """Draw a reader and the bytes of its file."""
     reader = draw(st.sampled_from(list(READERS.values())))
     content = draw(
         st.binary(max_size=300)
@@ -556,5 +556,5 @@ def test_hostile_bytes_are_refused_with_their_place(
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process had at once so far."""
+    """Return the peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

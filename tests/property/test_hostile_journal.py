@@ -1,6 +1,6 @@
-"""Studies whose journal was damaged, at ``--resume``: refused with the line, or gone on with.
+"""``--resume`` of a study with a damaged journal names the damaged line, or continues the study.
 
-A journal is damaged as bytes, and as records with right checksums that nobody would write.
+A journal is damaged as bytes, or has records with correct checksums and wrong contents.
 """
 
 import json
@@ -38,10 +38,10 @@ VALUES: Final[tuple[object, ...]] = (
 
 
 class Made:
-    """A study that has ended, and what it was made of."""
+    """A study that has ended, and its inputs."""
 
     def __init__(self, folder: Path) -> None:
-        """Run it."""
+        """Run the study in ``folder``."""
         experiment = load_experiment(write_experiment(folder))
         table = folder / "table.csv"
         table.write_text(table_text(experiment, {1: "oom", 2: "failed"}), encoding="utf-8")
@@ -57,14 +57,14 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """Run a study once."""
+    """Run a study once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
         yield Made(tmp_path_factory.mktemp("made"))
 
 
 def resume(made: Made, journal: bytes, folder: Path) -> None:
-    """Go on with a study whose journal is this."""
+    """Resume the study with another journal."""
     study = folder / "study"
     (study / "trials").mkdir(parents=True)
     (study / "journal.jsonl").write_bytes(journal)
@@ -115,7 +115,7 @@ def test_damaged_bytes_are_refused_or_left_out(
 
 @st.composite
 def changes(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Change values of events, or leave out, repeat or move events."""
+    """Draw events with changed values, or with events left out, repeated or moved."""
     found = [dict(body) for body in bodies]
     for _ in range(draw(st.integers(1, 3))):
         index = draw(st.integers(0, len(found) - 1))

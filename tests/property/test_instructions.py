@@ -13,7 +13,7 @@ from support.pipelines import passes_of, schedule_text
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    """Any schedule of up to 6 stages, 3 chunks and 12 micro-batches of up to 4 slices."""
+    """Draw a schedule of up to 6 stages, 3 chunks and 12 micro-batches of up to 4 slices."""
     pp = draw(st.integers(1, 6))
     return Schedule(
         pp=pp,
@@ -44,7 +44,7 @@ def test_every_schedule_ends_and_computes_every_unit_once(schedule: Schedule) ->
 
 @given(schedules())
 def test_every_message_has_two_ends_in_one_order(schedule: Schedule) -> None:
-    """Between two ranks messages of a kind are told apart by nothing but their order."""
+    """Between two ranks, only the order distinguishes messages of the same kind."""
     orders = schedule.lists()
     for sender in range(schedule.pp):
         for receiver in range(schedule.pp):

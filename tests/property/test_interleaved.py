@@ -1,4 +1,4 @@
-"""What interleaved chunks keep in flight, against their instruction lists."""
+"""Micro-batches in flight of interleaved chunks, compared with their instruction lists."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_chunks_in_flight_are_those_of_the_instruction_lists(
 
 @given(data=st.data())
 def test_memory_of_even_chunks_is_never_below_that_of_one(data: st.DataObject) -> None:
-    """Interleaving runs further ahead; parts of a stage add up whatever chunks it has."""
+    """Interleaving has more forward passes in flight; the chunks of a stage add up to the stage."""
     pp, chunks = data.draw(st.sampled_from([(2, 2), (4, 2), (2, 4), (4, 4)]))
     model = CostModel(experiment=experiment_from(LONG))
     candidate = Candidate(

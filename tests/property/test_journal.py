@@ -1,4 +1,4 @@
-"""What holds for every journal, whatever happens to its end."""
+"""Properties of every journal, whatever the damage."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def lines(bodies: list[dict[str, Any]]) -> list[bytes]:
 
 
 def split(data: bytes) -> list[bytes]:
-    """Split as files are: at line feeds alone."""
+    """Split a journal into lines, at line feeds only, as reading a file does."""
     whole = [line + b"\n" for line in data.split(b"\n")]
     whole[-1] = whole[-1][:-1]
     return [line for line in whole if line]
@@ -72,7 +72,7 @@ _STARTS = [sum(map(len, _RECORDS[:number])) for number in range(len(_RECORDS) + 
 
 
 def _changed_in_place(draw: st.DrawFn) -> bytes:
-    """Zero a stretch or a block of a disk, or change bytes: each record stays where it was."""
+    """Draw a journal with changed or zeroed bytes; all other records stay in their places."""
     block = draw(st.sampled_from([1, 512, 4096]))
     start = draw(st.integers(0, (len(_WHOLE) - 1) // block)) * block
     length = draw(st.integers(1, 3000)) if block == 1 else block
@@ -86,7 +86,7 @@ def _changed_in_place(draw: st.DrawFn) -> bytes:
 
 
 def _moved(draw: st.DrawFn) -> bytes:
-    """Repeat, leave out or swap lines, or have two processes write after the same record."""
+    """Draw a journal with repeated or swapped lines, or with records of a second writer."""
     records = list(_RECORDS)
     one, other = (draw(st.integers(0, len(records) - 1)) for _ in range(2))
     way = draw(st.sampled_from(["repeat", "swap", "two processes"]))
@@ -103,7 +103,7 @@ def _moved(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def damages(draw: st.DrawFn) -> bytes:
-    """Damage a journal once or twice as disks, crashes and people do."""
+    """Draw a journal with one or two damages as disks, crashes and people cause them."""
     data = _moved(draw) if draw(st.booleans()) else _changed_in_place(draw)
     if draw(st.integers(0, 3)) == 0:
         data = data[: draw(st.integers(0, len(data)))]
@@ -121,7 +121,7 @@ def read(data: bytes) -> tuple[Contents | None, InputError | None]:
 @examples(5000)
 @given(data=damages())
 def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
-    """Either every record that stands where it was is read, or the reader says where it is not."""
+    """The reader returns every record that is in its place, or names a damaged line."""
     first = next(
         (
             number
@@ -135,7 +135,7 @@ def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
         where = problem.where
         assert where is not None
         assert where.line is not None
-        # Another process's record may stand where the first one of ours is missing.
+        # A second writer's record may stand in place of our first missing one.
         assert where.line > first
         good = b"".join(split(data)[: where.line - 1])
         is_foreign = first == 0 and "this is no journal of a study" in str(problem)
@@ -147,6 +147,6 @@ def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
     assert b"\n" not in rest
     assert b"\0" not in rest
     assert (contents.dropped is not None) == bool(rest)
-    # What was dropped is a part of one record.
+    # The dropped end is a part of one record.
     assert rest.count(b'{"v":') <= 1
     assert all(record[:-1] not in rest or record[:-1] == rest for record in _RECORDS)

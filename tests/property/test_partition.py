@@ -30,7 +30,7 @@ MEDIUM = CaseSize(num_layers=14, num_states=8, num_options=20, num_rows=4)
 def problems(
     draw: st.DrawFn, kind: str | None = None, most: CaseSize | None = None
 ) -> PartitionProblem:
-    """Random problems; sizes shrink, and so does the seed."""
+    """Draw a random problem; hypothesis shrinks its sizes and its seed."""
     most = most or CaseSize()
     size = CaseSize(
         num_layers=draw(st.integers(1, most.num_layers)),
@@ -51,13 +51,13 @@ def solved(problem: PartitionProblem) -> PartitionSolution:
 
 
 def cost_of(problem: PartitionProblem) -> float:
-    """Give the best objective, infinite if there is none."""
+    """Return the best objective; infinite if no partition fits."""
     solution = solve(problem)
     return solution.value_s if isinstance(solution, PartitionSolution) else math.inf
 
 
 def with_tables(problem: PartitionProblem, **tables: np.ndarray) -> PartitionProblem:
-    """Replace tables of a problem."""
+    """Return a problem with some of its tables replaced."""
     return replace(problem, tables=replace(problem.tables, **tables))
 
 

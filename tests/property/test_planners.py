@@ -1,6 +1,6 @@
-"""What every planner owes its callers, ours and guests alike, in each space that it accepts.
+"""Properties of every planner, ours and guests alike, in each space that it accepts.
 
-Each planner plans a few tiny experiments once; all tests look at these rankings.
+Each planner plans a few tiny experiments once; all tests use these rankings.
 """
 
 import math
@@ -49,7 +49,7 @@ global_batch_size: 4
 """
 
 NESTED: Final[tuple[Space, ...]] = ("uniform", "placement", "heterogeneous")
-"""Each space holds the strategies of the one before it."""
+"""Spaces, each of which contains the strategies of the previous one."""
 
 ROUNDING: Final = 1e-9
 
@@ -76,7 +76,7 @@ BASES: Final = (*TEXTS, "amp", "metis", "aceso")
 
 
 def started(case: Case, max_tp: int | None = None) -> tuple[Planner, Candidates]:
-    """Return a new planner, and what there is to plan.
+    """Return a new planner and its candidates.
 
     Raises:
         ValueError: If the planner does not accept the experiment.
@@ -88,7 +88,7 @@ def started(case: Case, max_tp: int | None = None) -> tuple[Planner, Candidates]
 
 
 def is_there(name: str) -> bool:
-    """Tell whether a planner is part of this installation: a guest's folder may be taken away."""
+    """Return whether a planner is installed; a guest's folder may have been removed."""
     try:
         load_planner(name)
     except (ValueError, ModuleNotFoundError):
@@ -99,7 +99,7 @@ def is_there(name: str) -> bool:
 def accepted() -> Iterator[Case]:
     """Yield every planner with each experiment and space that it accepts.
 
-    The space is our planner's choice; guests plan what the file says.
+    Our planner plans all spaces; guests plan the space that the file names.
     """
     for name in filter(is_there, planner_names()):
         for base in BASES:
@@ -118,14 +118,14 @@ CASES: Final = tuple(accepted())
 
 @cache
 def planned(case: Case) -> tuple[Planner, Candidates, Ranking]:
-    """Plan one candidate after the other in their order."""
+    """Plan the candidates one after the other, in order."""
     planner, candidates = started(case)
     queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
     return planner, candidates, rank(queue.run(planner.plan), relative_error=planner.relative_error)
 
 
 def planned_otherwise(case: Case) -> Ranking:
-    """Plan the candidates in reverse order by two workers in turn, who share no tables."""
+    """Plan the candidates in reverse order with two alternating planners, which share no tables."""
     planner, candidates = started(case)
     workers = [planner, started(case)[0]]
 
@@ -139,7 +139,7 @@ def planned_otherwise(case: Case) -> Ranking:
 
 
 def fastest_s(results: Ranking) -> float:
-    """Return what the fastest strategy takes; infinite where nothing fits."""
+    """Return the time of the fastest strategy; infinite if nothing fits."""
     feasible = results.results[: results.num_feasible]
     times_s = (result.iteration_time_s for result in feasible if isinstance(result, Estimate))
     return min(times_s, default=math.inf)
@@ -179,7 +179,10 @@ def test_rankings_do_not_depend_on_order_workers_or_hash_seed() -> None:
 
 
 def closed_form_s(case: Case, plan: Estimate) -> float:
-    """Return what bounds of a placement hold for, which may be above a simulation; 0 for others."""
+    """Return a placement's closed form, for which its lower bound holds; 0 for other spaces.
+
+    The closed form may be above the simulated time.
+    """
     strategy = plan.strategy
     if case.name != AMP_RAY or strategy.has_operators or not strategy.is_uniform:
         return 0.0
@@ -214,7 +217,7 @@ def test_no_plan_undercuts_a_bound(case: Case) -> None:
 def test_narrower_limits_are_never_faster(case: Case) -> None:
     try:
         planner, candidates = started(case, max_tp=1)
-    except ValueError:  # nothing is left
+    except ValueError:  # no candidate is left
         return
     queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
     narrower = rank(queue.run(planner.plan))

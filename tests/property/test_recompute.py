@@ -1,4 +1,4 @@
-"""Recompute that a search chooses: as good as the best of all cuts and all patterns."""
+"""Recompute that a search chooses is as good as the best over all cuts and all patterns."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -45,9 +45,9 @@ class Oracle:
     """Every partition with every pattern of recompute, by plain sums over layers.
 
     Args:
-        cost_model: Of an experiment on equal devices.
-        candidate: With tp 1.
-        parts: Whether stages may compute part of their blocks again.
+        cost_model: Cost model of an experiment on equal devices.
+        candidate: A candidate with tp 1.
+        parts: Whether stages may recompute only a part of their blocks.
     """
 
     cost_model: CostModel
@@ -55,7 +55,7 @@ class Oracle:
     parts: bool = True
 
     def best_s(self) -> float:
-        """Return the least closed form of what fits; infinite where nothing does."""
+        """Return the least closed form of a partition that fits; infinite if none fits."""
         num_layers, pp = self.cost_model.experiment.model.num_layers, self.candidate.pp
         stages = {
             (stage, start, end): list(self._ways(stage, start, end))
@@ -75,12 +75,12 @@ class Oracle:
         return least
 
     def _cuts(self) -> list[np.ndarray]:
-        """Return the seconds of a cut after each stage, by boundary."""
+        """Return for each stage the seconds of the cut after it, by boundary."""
         time_s, row = self.cost_model.costs(self.candidate).messages.rows()
         return [time_s[index] for index in row]
 
     def _ways(self, stage: int, start: int, end: int) -> Iterator[float]:
-        """Give the times of a stage by every pattern that fits."""
+        """Yield the time of a stage for every pattern that fits."""
         model = self.cost_model.experiment.model
         blocks = [layer for layer in range(start, end) if model.layers[layer].kind == "block"]
         for kind in ("selective", "full"):
@@ -115,7 +115,7 @@ class Oracle:
 
 
 def tight(text: str, memory: float, pp: int, size: int) -> tuple[CostModel, Candidate]:
-    """Return a cost model with so little memory between what little and what much takes."""
+    """Return a cost model and candidate; ``memory`` is the ``share`` of `with_memory`."""
     experiment = experiment_from(text)
     candidate = Candidate(
         micro_batch_size=size,
@@ -127,7 +127,7 @@ def tight(text: str, memory: float, pp: int, size: int) -> tuple[CostModel, Cand
 
 
 def with_memory(experiment: Experiment, candidate: Candidate, share: float) -> Experiment:
-    """Give devices a memory between the peak of full and of no recompute, cut evenly."""
+    """Set the memory of devices between the peaks of full (0) and no recompute (1), cut evenly."""
     model = CostModel(experiment=experiment)
     even = np.linspace(0, experiment.model.num_layers, candidate.pp + 1).astype(int).tolist()
     peaks = [
@@ -221,7 +221,7 @@ def test_every_space_fits_more_by_choosing(space: str) -> None:
 
 
 def fastest_s(planner: AmpRayPlanner) -> float:
-    """Return the time of the fastest plan that fits; infinite without one."""
+    """Return the time of the fastest plan that fits; infinite if none fits."""
     results = map(planner.plan, candidates_of(planner.experiment))
     found = [result for result in results if isinstance(result, Estimate)]
     times = [estimate.iteration_time_s for estimate in found if estimate.feasible]

@@ -17,7 +17,7 @@ COUNTS = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
 def paths(
     from_state: np.ndarray, to_state: np.ndarray, final_states: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
-    """Walk along all edges from state 0 to a final state."""
+    """Yield every path of edges from state 0 to a final state."""
 
     def walk(state: int, taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if state in final_states:
@@ -29,7 +29,7 @@ def paths(
 
 
 def pipelines(counts: Counts, most_kinds: int, *, idle: bool) -> Iterator[tuple[Units, ...]]:
-    """Cut every row of units into groups in every way; kinds in any order, the last ones used."""
+    """Yield every pipeline of groups of units; with ``idle``, first units may stay unused."""
     kinds = range(len(counts))
     orders = [
         order
@@ -45,7 +45,7 @@ def pipelines(counts: Counts, most_kinds: int, *, idle: bool) -> Iterator[tuple[
 def cut(
     counts: Counts, row: tuple[tuple[int, int], ...], most_kinds: int
 ) -> Iterator[tuple[Units, ...]]:
-    """Cut one row into groups; a group goes on to a later kind only from the row's first unit."""
+    """Yield every division of a row into groups of at most ``most_kinds`` kinds."""
     units = [
         (kind, unit) for kind, used in row for unit in range(counts[kind] - used, counts[kind])
     ]
@@ -58,7 +58,7 @@ def cut(
 
 
 def pieces(units: list[tuple[int, int]]) -> Units:
-    """Write consecutive units as runs."""
+    """Return consecutive units as runs."""
     runs = [list(run) for _, run in groupby(units, key=lambda unit: unit[0])]
     return tuple((run[0][0], run[0][1], run[-1][1] + 1) for run in runs)
 

@@ -1,4 +1,4 @@
-"""Bounds of the published lists of layers, and the same cuts in the training program's list."""
+"""Bounds in the published lists of layers, and the same cuts in the training program's list."""
 
 from itertools import pairwise
 
@@ -63,7 +63,7 @@ def test_every_stage_keeps_its_parameters(family: str, data: st.DataObject) -> N
     found = parameters(own, runtime_bounds(published, bounds))
     expected = parameters(published, bounds)
     if family == "transgan":
-        # The published list has no head; it goes with the last entry that has parameters.
+        # The published list has no head; the head goes with the last entry that has parameters.
         last = max(index for index, count in enumerate(expected) if count)
         expected[last] += own.layers[-1].num_parameters
     assert found == expected
@@ -73,7 +73,7 @@ def test_every_stage_keeps_its_parameters(family: str, data: st.DataObject) -> N
 @examples(40)
 @given(data=st.data())
 def test_there_and_back_again(family: str, data: st.DataObject) -> None:
-    """Every cut of our list has published cuts, and each of them leads back to it."""
+    """Every cut of our list has published cuts, each of which is converted back to it."""
     published, own = PUBLISHED[family], OWN[family]
     each = {
         entry: runtime_bounds(published, (0, entry, published.num_layers))[1]

@@ -26,7 +26,7 @@ from support.slice_oracle import (
 def cases(
     draw: st.DrawFn, kind: str, *, capped: bool, uneven: bool
 ) -> tuple[SliceTables, tuple[float, ...]]:
-    """Draw tables and the factors of stages."""
+    """Draw tables of latencies, and the factors of stages."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_sequences = draw(st.integers(1, 3))
     num_granules = draw(st.integers(1, (7, 5, 3)[num_sequences - 1]))
@@ -66,7 +66,7 @@ def test_unequal_stages_get_the_best_of_all_slices_in_any_order(kind: str, *, ca
 def _check(
     solution: SliceSolution | InfeasiblePartition, tables: SliceTables, factors: tuple[float, ...]
 ) -> None:
-    """Compare with brute force."""
+    """Compare a solution with brute force."""
     best_s = least_s(tables, factors)
     if isinstance(solution, InfeasiblePartition):
         assert best_s == np.inf

@@ -1,4 +1,4 @@
-"""Placements and stage groups: exact searches against brute force, and laws of all spaces."""
+"""Placements and stage groups: exact searches against brute force, and properties of all spaces."""
 
 import math
 from contextlib import suppress
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def value_s(self) -> float:
-        """The least objective; infinite if nothing fits."""
+        """The least objective of the search; infinite if nothing fits."""
         value_s = self.solved().value_s
         return math.inf if value_s is None else value_s
 
@@ -96,14 +96,14 @@ class Case:
 
 @st.composite
 def experiments(draw: st.DrawFn, sizes: tuple[int, ...]) -> Experiment:
-    """Small random clusters; the number of devices shrinks, and so does the seed."""
+    """Draw a small random cluster; hypothesis shrinks the number of devices and the seed."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return random_experiment(rng, draw(st.sampled_from(sizes)))
 
 
 @st.composite
 def grids(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> Case:
-    """A candidate for all devices that the model can be divided by."""
+    """Draw a candidate for all devices whose degrees divide the model."""
     experiment = draw(experiments(sizes))
     num_layers, heads = experiment.model.num_layers, experiment.model.shape.num_heads
     fitting = [
@@ -116,7 +116,7 @@ def grids(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> Case:
 
 @st.composite
 def idle_grids(draw: st.DrawFn) -> Case:
-    """A candidate that leaves some devices idle."""
+    """Draw a candidate that leaves some devices idle."""
     experiment = in_space(draw(experiments((2, 3, 4))), "placement")
     heads = experiment.model.shape.num_heads
     fitting = [own for own in idle_candidates(experiment) if heads % own.options.tp == 0]
@@ -125,7 +125,7 @@ def idle_grids(draw: st.DrawFn) -> Case:
 
 @st.composite
 def groups(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 5)) -> Case:
-    """A micro-batch for stages with devices of their own, by any runtime."""
+    """Draw a candidate of stage groups, with any runtime."""
     drawn = draw(experiments(sizes))
     traits = RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))]
     traits = replace(traits, context_bytes=drawn.traits.context_bytes, launch_limit_s=None)
@@ -207,7 +207,7 @@ def test_plans_fit_use_devices_once_and_keep_groups_in_nodes(case: Case) -> None
 
 
 def overflow(cost_model: CostModel, strategy: Strategy) -> list[tuple[int, int]]:
-    """Name the ranks that need more than their device has, each asked for on its own."""
+    """Return the ranks that need more memory than their device has, each checked separately."""
     cluster = cost_model.experiment.cluster
     over = []
     for index, (stage, (first, end)) in enumerate(
@@ -256,7 +256,7 @@ def test_the_order_in_which_nodes_are_listed_does_not_matter(
 ) -> None:
     assume(case.is_matched_freely)
     cluster, candidate = case.experiment.cluster, case.candidate
-    # Rings go through nodes in their order: with more than three, it tells which pairs they meet.
+    # A ring visits nodes in order: with more than three, the order decides which links it uses.
     assume(candidate.options.dp <= 3 or not cluster.pair_links)
     order = data.draw(st.permutations(range(len(cluster.nodes))))
     assert case.on(cluster.part(order)).value_s == pytest.approx(case.value_s, rel=ROUNDING)
@@ -332,7 +332,7 @@ def answer(experiment: Experiment) -> Estimate | None:
 
 
 def answer_s(experiment: Experiment, space: Space) -> float:
-    """Return the time of the fastest strategy of a space, where any device may stay idle."""
+    """Return the time of a space's fastest strategy, if any device may stay idle."""
     plan = answer(in_space(experiment, space, idle=True))
     return math.inf if plan is None else plan.iteration_time_s
 
@@ -359,7 +359,7 @@ def test_a_wider_space_is_never_worse(experiment: Experiment) -> None:
 def test_more_nodes_are_hardly_ever_worse_for_placements(
     experiment: Experiment, data: st.DataObject
 ) -> None:
-    """Placements are compared by a closed form, which may differ a little from the simulation."""
+    """Placements are compared by a closed form, which differs a little from the simulation."""
     fewer = without_one(experiment, data)
     assert answer_s(experiment, "placement") <= answer_s(fewer, "placement") * MOST_WORSE
 
@@ -369,7 +369,8 @@ def test_more_nodes_are_hardly_ever_worse_for_placements(
 def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     experiment: Experiment, data: st.DataObject
 ) -> None:
-    assume(CostModel(experiment=experiment).weights(1).tied is None)  # replicas' order counts then
+    # With tied weights, the order of replicas would matter
+    assume(CostModel(experiment=experiment).weights(1).tied is None)
     fewer = in_space(without_one(experiment, data), "placement", idle=True)
     candidates = list(idle_candidates(fewer))
     with suppress(ValueError):

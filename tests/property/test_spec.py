@@ -1,4 +1,4 @@
-"""What holds for every hostfile, cluster and strategy."""
+"""Properties of every hostfile, cluster and strategy."""
 
 import json
 from dataclasses import replace

@@ -46,7 +46,7 @@ class Case:
 
 @st.composite
 def given_experiments(draw: st.DrawFn) -> Experiment:
-    """The small model on any cluster under any runtime."""
+    """Draw an experiment with the small model on any cluster with any runtime."""
     return replace(
         SMALL,
         cluster=draw(clusters()),
@@ -57,7 +57,7 @@ def given_experiments(draw: st.DrawFn) -> Experiment:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any strategy that covers the model."""
+    """Draw any strategy that covers the model."""
     experiment = draw(given_experiments())
     num_layers = experiment.model.num_layers
     drawn = draw(strategies_on(experiment.cluster).filter(lambda found: found.pp <= num_layers))
@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def uniform_cases(draw: st.DrawFn) -> Case:
-    """A strategy with one tp, dp and recompute."""
+    """Draw a strategy whose stages have equal tp, dp and recompute."""
     experiment = draw(given_experiments())
     most = min(experiment.cluster.num_devices, experiment.model.num_layers)
     pp = draw(st.integers(1, most))

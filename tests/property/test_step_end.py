@@ -22,7 +22,7 @@ from support.partition_cases import EXACT_KINDS, KINDS, random_problem
 
 @st.composite
 def step_end_problems(draw: st.DrawFn, kind: str, fewest: int = 0) -> StepEndProblem:
-    """Draw a partition problem with ``fewest`` to three step-end terms."""
+    """Draw a partition problem with ``fewest`` (or more, up to three) step-end terms."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     problem = random_problem(rng, kind)
     num_options = problem.options.num_options
@@ -43,7 +43,7 @@ def step_end_problems(draw: st.DrawFn, kind: str, fewest: int = 0) -> StepEndPro
 
 
 def value_s(problem: StepEndProblem, chain: Chain) -> float:
-    """Cost a partition."""
+    """Return the objective of a partition, including the step end."""
     bounds = (*(start for start, _ in chain.stages), problem.problem.num_layers)
     terms_s = problem.terms_s(bounds, [option for _, option in chain.stages])
     num_later = problem.problem.num_micro_batches - 1
@@ -98,7 +98,7 @@ def test_bounds_are_honest_under_limits(
 
 
 def test_stages_with_terms_over_the_limit_are_in_the_bound() -> None:
-    """The best stages under the caps of a limit cost 25; others cost 21, by a longer term."""
+    """The best stages within the limit's caps cost 25; with a longer term, others cost 21."""
     tables = StageTables(
         time_prefix_s=np.array([[0.0, 0, 2, 7, 7], [0, 5, 10, 13, 13], [0, 5, 8, 13, 18]]),
         cut_time_s=np.array([[2.0, 1, 5, 1, 0], [5, 1, 4, 4, 4], [0, 0, 4, 4, 3]]),

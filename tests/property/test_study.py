@@ -1,4 +1,4 @@
-"""A study's journal, cut anywhere, tells where to go on: nothing is lost, nothing repeated."""
+"""A study can be resumed from a journal that is cut anywhere: no trial is lost or repeated."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ STUDIES = st.builds(
 
 @pytest.fixture(autouse=True, scope="module")
 def remembered() -> Iterator[None]:
-    """Let all drivers remember the same predictions: it saves time and changes nothing."""
+    """Let all drivers share a cache of predictions: this saves time and changes nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
         yield
@@ -62,7 +62,7 @@ def run(
 
 
 def go_on(state: TunerState, log: MemoryLog, outcomes: Sequence[Outcome], groups: int) -> None:
-    """Go on with a study from its journal."""
+    """Resume a study from its journal."""
     before = rebuilt(state, log)
     turns = itertools.cycle(outcomes)
     pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=groups)
@@ -72,7 +72,7 @@ def go_on(state: TunerState, log: MemoryLog, outcomes: Sequence[Outcome], groups
 
 
 def ended(log: MemoryLog) -> dict[int, dict[str, object]]:
-    """Return the ends of trials, of which each has one."""
+    """Return the ``ended`` event of each trial; check that no trial has two."""
     ends = [event for event in log.events if event["event"] == "ended"]
     found = {event["number"]: event for event in ends}
     assert len(found) == len(ends), "a trial ended twice"
@@ -119,7 +119,7 @@ def test_a_study_cut_anywhere_loses_no_end_and_repeats_none(
 
 
 def check_nothing_measured_is_tried_as_new(log: MemoryLog) -> None:
-    """A strategy whose hosts fell silent may be tried once more; one that was measured never is."""
+    """Check that a measured strategy is not tried again; after a lost host, it may be, once."""
     strategies: dict[int, str] = {}
     measured_: set[str] = set()
     for event in log.events:
@@ -136,7 +136,7 @@ def check_nothing_measured_is_tried_as_new(log: MemoryLog) -> None:
 def test_a_driver_that_dies_again_and_again_comes_to_the_same_end(
     state: TunerState, times: list[Measured], deaths: list[int]
 ) -> None:
-    """What a strategy takes depends on nothing else here, as with recorded measurements."""
+    """Here, a strategy's time depends on nothing else, as with recorded measurements."""
 
     def answer(task: Task, _group: int) -> Outcome:
         return times[state.index_of[task.strategy] % len(times)]

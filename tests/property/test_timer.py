@@ -1,4 +1,4 @@
-"""The timer against instruction lists executed one by one, and what holds for every pipeline."""
+"""The timer against instruction lists executed one by one, and properties of every pipeline."""
 
 from dataclasses import replace
 
@@ -14,10 +14,10 @@ from amp_ray.runtimes.traits import RUNTIMES
 from support.pipelines import bubble_fraction, closed_form_s, simulate_s
 
 RELATIVE = 1e-12
-"""Sums in another order differ by rounding only."""
+"""Relative tolerance for sums that are added in different orders."""
 
 CLOSE = 0.03
-"""How far the closed form may be off where stages differ by at most 5 %."""
+"""Maximum relative error of the closed form if stages differ by at most 5 %."""
 
 
 SIZES = st.builds(
@@ -32,7 +32,7 @@ SIZES = st.builds(
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
-    """Stage times, send times and the number of micro-batches of a random pipeline."""
+    """Draw stage times, send times and the number of micro-batches of a pipeline."""
     pp, m = draw(st.integers(1, 8)), draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sends_last = draw(st.sampled_from([0.0, 0.1, 1.0, 10.0]))
@@ -62,7 +62,7 @@ def test_the_timer_equals_timing_the_instructions_one_by_one(
         return float(sends_s[int(backward), cut, item.token_slice or 0]) if inner else 0.0
 
     def seconds(item: Instruction) -> float:
-        if item.kind in {"F", "B"}:  # a stage that stands still is as busy as if it computed
+        if item.kind in {"F", "B"}:  # a stage that waits is as busy as if it computed
             alone_s = float(passes_s[int(item.kind == "B"), item.stage, item.token_slice or 0])
             return alone_s + (message_s(item) if stands_still else 0.0)
         return message_s(item) if item.peer is not None and not stands_still else 0.0

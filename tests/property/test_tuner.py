@@ -1,4 +1,4 @@
-"""What holds of every study, whatever comes of its trials."""
+"""Properties of every study, whatever the outcomes of its trials."""
 
 import functools
 from collections.abc import Callable
@@ -46,12 +46,12 @@ OUTCOMES = st.one_of(
     ),
     st.sampled_from(FAILURES),
 )
-"""What may come of a trial; a measured time is a multiple of the prediction."""
+"""Possible outcomes of a trial; a measured time is a multiple of the prediction."""
 
 
 @functools.cache
 def _small() -> tuple[Experiment, Ranking, BoundedPredictor]:
-    """The small experiment, planned once; the predictor only remembers."""
+    """Return the small experiment, planned once, and a predictor that caches predictions."""
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
     ranking = search_candidates(planner, candidates_of(experiment), workers=ALONE)
@@ -59,7 +59,7 @@ def _small() -> tuple[Experiment, Ranking, BoundedPredictor]:
 
 
 def _settings() -> st.SearchStrategy[TunerSettings]:
-    """Draw how a study is led."""
+    """Draw the settings of a study."""
     return st.builds(
         TunerSettings,
         budget=st.integers(0, 20),
@@ -72,7 +72,7 @@ def _settings() -> st.SearchStrategy[TunerSettings]:
 
 
 def _study(how: TunerSettings) -> TunerState:
-    """A study of the small experiment."""
+    """Return a new study of the small experiment."""
     experiment, ranking, _ = _small()
     first = begin(experiment, ranking.results, TunerSettings(budget=1))
     order = [each.strategy for each in reversed(first.candidates)]
@@ -80,10 +80,10 @@ def _study(how: TunerSettings) -> TunerState:
 
 
 def _answers(state: TunerState, drawn: list[Outcome]) -> Callable[[Strategy, int], Outcome]:
-    """Answer by the trial's number, times in units of what the model says."""
+    """Return outcomes by trial number; drawn times are multiples of the predicted time."""
 
     def answer(strategy: Strategy, number: int) -> Outcome:
-        """What comes of one trial."""
+        """Return the outcome of one trial."""
         outcome = drawn[number % len(drawn)]
         if not isinstance(outcome, Measured):
             return outcome

@@ -22,12 +22,12 @@ ABLE = replace(
     context_bytes=0.0,
     launch_limit_s=None,
 )
-"""A runtime that can share out anything."""
+"""A runtime that supports all sharding."""
 
 
 @st.composite
 def experiments(draw: st.DrawFn) -> Experiment:
-    """Four devices on two nodes; of memory something fits or nothing, links are slow or fast."""
+    """Draw four devices on two nodes, with links slow or fast, and memory that may fit nothing."""
     given = small_experiment()
     intra, inter = draw(st.floats(1e8, 1e12)), draw(st.floats(1e8, 1e12))
     size = int(2 ** draw(st.floats(24, 34)))
@@ -50,7 +50,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
 
 
 def order(result: Result) -> tuple[object, ...]:
-    """Compare as a ranking does; a candidate without a strategy comes last."""
+    """Return the sort key of a ranking; a candidate without a strategy comes last."""
     return (1,) if isinstance(result, Infeasible) else (0, leader_order(result))
 
 
@@ -99,7 +99,7 @@ def test_states_shrink_with_every_stage_and_larger_groups(experiment: Experiment
     bounds = (0, *range(2, 2 * candidate.pp, 2), experiment.model.num_layers)
 
     def states(zero: Zero) -> float:
-        """Return what the first stage keeps of weights, gradients and optimizer."""
+        """Return the bytes of weights, gradients and optimizer states on the first stage."""
         parts = cost_model.costs(with_zero(candidate, zero)).memory.parts(bounds)[0]
         return sum(parts[name] for name in ("weights", "gradients", "optimizer"))
 

@@ -82,7 +82,7 @@ class LocalHost:
         self._environment = dict(environment or {})
         self.addresses = ("127.0.0.1",)
         self.python = python
-        # Without GPUs, slots share the CPU, and each name of this machine has all of them
+        # Slots without GPUs share the CPU, so hosts that are this machine may use the same ones
         self.shares_slots = DEVICE_VARIABLE in self._environment
 
     def connect(self) -> None:
@@ -116,7 +116,7 @@ class LocalChannel:
         )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        with contextlib.suppress(OSError):  # beyond the user's pipe limit: only slower
+        with contextlib.suppress(OSError):  # above the user's limit for pipes: only slower
             fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self) -> bytes:
@@ -150,7 +150,7 @@ class LocalChannel:
 
 # ------------------------------------------------------------------ the hosts of an experiment
 
-MakeHost = Callable[[str], Host]  # from a host's name to the host, not connected yet
+MakeHost = Callable[[str], Host]  # makes a host from its name, without connecting
 
 
 def experiment_folder(experiment: Experiment) -> Path:
@@ -177,10 +177,10 @@ def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHo
 
 
 def _local_maker(experiment: Experiment) -> MakeHost:
-    """Return a function that makes this machine as a host under every name.
+    """Return a function that makes a host from any name; every host is this machine.
 
-    If it has GPUs, each name gets different ones: the second host's slots begin where the first
-    host's end, and so on through all host groups.
+    If this machine has GPUs, each host gets different ones: the second host's slots begin where the
+    first host's end, and so on through all host groups.
     """
     environments: dict[str, dict[str, str]] = {}
     first = 0

@@ -1,4 +1,4 @@
-"""A group of hosts: their agents are started on demand, kept between trials, cleaned up after."""
+"""A group of hosts and their agents, which start on demand and stay between trials."""
 
 import contextlib
 import queue
@@ -14,10 +14,10 @@ from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Inbox, Message, Patience
 from amp_ray.trials.launch import WarmUp
 
-_HASTE_S: Final = 2.0  # after an interruption: for agents to end, and for sweeps
-_ENDING_S: Final = 5.0  # for an agent whose lease has ended to end its ranks and free its slots
+_HASTE_S: Final = 2.0  # limit for the end of agents, and for sweeps, after an interruption
+_ENDING_S: Final = 5.0  # time that an agent without a lease takes to end ranks and free slots
 _SWEEP_TIMEOUT_S: Final = 15.0  # longer than the agent's `KILL_LIMIT_S`
-_AT_ONCE: Final = 32  # parallel logins; each takes CPU time on this machine
+_AT_ONCE: Final = 32  # maximum number of parallel logins, which take CPU time on this machine
 _CLAIM_PAUSE_MS: Final = 1000
 _MS_PER_S: Final = 1000
 _OWNER_BYTES: Final = 4
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class HostGroup:
-    """One agent per host, and the sweeps that are due after lost agents."""
+    """One agent per host, and the sweeps that must clean up after lost agents."""
 
     def __init__(
         self, hosts: Iterable[Host], settings: AgentSettings, warm_up: WarmUp | None
@@ -37,7 +37,7 @@ class HostGroup:
         self.interrupted = threading.Event()  # ends the running trial
         self._hosts = {host.name: host for host in hosts}
         self._warm_up = warm_up
-        # By host: requests of the sweeps that are due
+        # Requests of due sweeps, by host
         self._due: dict[str, list[Message]] = {name: [] for name in self._hosts}
         self._is_closed = False
         self._owner = secrets.token_hex(_OWNER_BYTES)
@@ -57,9 +57,9 @@ class HostGroup:
     def open(self, slots: Mapping[str, Collection[int]], *, study: str = "") -> dict[str, str]:
         """Start an agent on each host, unless one runs, and claim ``slots``, in parallel.
 
-        Other users' agents cannot claim these slots; their message names ``study`` as the holder.
+        Other users' agents cannot claim these slots then; they report ``study`` as the holder.
         Returns error messages by host. Raises `InterruptedTrialError` on an interruption; agents
-        that are still starting are then closed as soon as they run.
+        that are still starting then are closed as soon as they run.
         """
         incomplete = [
             name for name in slots if not self._is_ready(name) or self._unclaimed(name, slots[name])
@@ -74,8 +74,8 @@ class HostGroup:
     def warm(self, names: Sequence[str]) -> dict[str, Message]:
         """Wait until each agent's warm process is ready or has failed.
 
-        Returns the answers by host, with ``problem`` (empty if ready) and ``import_s``; empty if
-        the launcher uses no warm processes.
+        Returns the ``warm`` messages by host, with ``problem`` (empty if ready) and ``import_s``;
+        an empty mapping if the launcher uses no warm processes.
         """
         if self._warm_up is None:
             return {}
@@ -144,7 +144,7 @@ class HostGroup:
     def _claim(self, name: str, slots: Collection[int], study: str) -> None:
         """Claim slots; retry while another study holds them, for a lease and `_ENDING_S`."""
         link = self.links[name]
-        # An orphaned agent frees its slots by then
+        # An agent whose controller has died frees its slots within this time
         deadline = time.monotonic() + self.settings.lease_s + _ENDING_S
         question = {"kind": "claim", "slots": [*slots], "owner": self._owner, "study": study}
         while slots:
@@ -191,11 +191,11 @@ class HostGroup:
         return {name: results.get(name, [f"{name}: {late}"]) for name in names}
 
     def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
-        """Remove the processes and folders of some trials, from all hosts.
+        """End the processes and remove the folders of some trials, on all hosts.
 
-        Used after a controller has died, when its agents' tags are lost: folders are found by the
-        trials' ids, and processes by the folders' names. Nothing else is touched. Returns a line
-        per remaining process and per host without answer; empty after a verified sweep.
+        Used after a controller has died and its agents' tags are lost: the trials' ids identify
+        folders, and the folders' names identify processes. Nothing else is touched. Returns a line
+        per remaining process and per host without answer; an empty list means that all is clean.
         """
         request = {"tag": None, "trials": [*trial_ids]}
 
@@ -211,8 +211,8 @@ class HostGroup:
     def close(self) -> None:
         """End all agents, run due sweeps, disconnect.
 
-        After an interruption this takes a few seconds at most: it does not wait for hosts without
-        answer, whose agents end with their lease.
+        After an interruption this takes a few seconds at most, since it does not wait for hosts
+        that do not answer; agents there end with their lease.
         """
         self._is_closed, in_haste = True, self.interrupted.is_set()
         limit_s = _HASTE_S if in_haste else self.settings.grace_s + self.settings.lease_s
@@ -272,9 +272,8 @@ def in_parallel(
 ) -> dict[str, _T]:
     """Call ``work`` for several hosts in daemon threads, `_AT_ONCE` at a time.
 
-    ``meanwhile`` is called while waiting and may raise. Returns the results by host; after
-    ``limit_s``, without those of hosts that are not done. The first exception of ``work`` is
-    raised.
+    ``meanwhile`` is called while waiting and may raise. Returns the results by host; a host that is
+    not done after ``limit_s`` has none. The first exception of ``work`` is raised.
     """
     done: queue.SimpleQueue[tuple[str, _T | None, BaseException | None]] = queue.SimpleQueue()
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -304,6 +303,6 @@ def in_parallel(
                 results[name] = result
     finally:
         with contextlib.suppress(queue.Empty):
-            while True:  # drop the hosts whose turn has not come
+            while True:  # drop the hosts that still wait for a thread
                 waiting.get_nowait()
     return {name: results[name] for name in names if name in results}

@@ -36,19 +36,19 @@ from amp_ray.trials.causes import TROUBLE_KINDS
 
 Message = dict[str, Any]
 Inbox = queue.SimpleQueue["tuple[AgentLink, Message]"]  # shared by the agents of several hosts
-MESSAGE_BYTES: Final = 16 * 1024 * 1024  # per agent and trial, without collected files
-NOISE_BYTES: Final = 256 * 1024  # of lines without a valid hash, such as a login shell's output
-POLL_S: Final = 0.1  # between checks for silent hosts
+MESSAGE_BYTES: Final = 16 * 1024 * 1024  # limit per agent and trial, without collected files
+NOISE_BYTES: Final = 256 * 1024  # limit of lines that are no messages, as of a login shell
+POLL_S: Final = 0.1  # interval of the checks for silent hosts
 _NUM_NOISE_LINES: Final = 5
 _NOISE_LINE_BYTES: Final = 500
 _SPARE_BEATS: Final = 100
-_WINDOW: Final = 8  # unread messages per agent; limits memory
+_WINDOW: Final = 8  # maximum of unread messages per agent, to limit memory
 _ROOM_POLL_S: Final = 0.5
 _PIECE_BYTES: Final = 32 * 1024
 _TOKEN_BYTES: Final = 8
-_LATE_S: Final = 2 * POLL_S  # a check this late shows that this machine is too busy to listen, too
-_LATE_FACTOR: Final = 10.0  # times the delay: for so long no host counts as silent
-_ANSWERS: Final = frozenset({"hello", "claimed", "warm", "swept"})  # kinds for ``answer``
+_LATE_S: Final = 2 * POLL_S  # if a check is this late, this machine is too busy to hear its hosts
+_LATE_FACTOR: Final = 10.0  # after a late check, no host counts as silent for this many delays
+_ANSWERS: Final = frozenset({"hello", "claimed", "warm", "swept"})  # kinds that ``answer`` returns
 _ANSWERS_ONLY: Final = frozenset({"claimed", "swept"})  # kinds that do not go to the inbox
 _LOGGER = logging.getLogger(__name__)
 
@@ -57,14 +57,14 @@ _LOGGER = logging.getLogger(__name__)
 class AgentSettings:
     """Settings of agents, sent to each at its start."""
 
-    lease_s: float = 20.0  # after this long without a message, each side gives up the other
-    heartbeat_s: float = 1.0  # between keep-alive messages
-    grace_s: float = 0.5  # between TERM and KILL
-    # For an agent to start: a login shell and Python, maybe from a slow file system. The lease
-    # begins with its first message.
+    lease_s: float = 20.0  # each side gives up the other after this long without a message
+    heartbeat_s: float = 1.0  # interval of keep-alive messages
+    grace_s: float = 0.5  # time between TERM and KILL
+    # Limit for the start of an agent: a login shell, and Python, maybe from a slow file system. The
+    # lease begins with the agent's first message.
     start_timeout_s: float = 60.0
     import_timeout_s: float = 300.0
-    settle_s: float = 0.2  # after a rank failed, for its peers to report their errors
+    settle_s: float = 0.2  # time for the peers of a failed rank to report their errors
     isolate: bool = True  # use a new PID namespace where the kernel allows it
     base: str | None = None  # parent of all trials' folders on hosts; None for TMPDIR, else /tmp
 
@@ -82,14 +82,15 @@ class AgentLink:
     def __init__(self, host: Host, settings: AgentSettings, inbox: Inbox) -> None:
         """Start the agent.
 
-        The inbox gets the agent's messages about trials, and ``lost`` with ``text`` at the end.
-        The reader must call ``make_room`` for each message: the window is `_WINDOW` messages.
+        The inbox gets the agent's messages about trials, and a message ``lost`` with the reason as
+        ``text`` at the end. The agent's next messages wait while `_WINDOW` are unread, so the
+        reader of the inbox must call ``make_room`` for each.
         """
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"
         self.slots: set[int] = set()  # claimed by the agent
         self.stored: set[str] = set()  # digests of contents that the agent has
-        self.last_words = ""  # why it was lost
+        self.last_words = ""  # reason why the agent was lost
         self._inbox, self._room = inbox, threading.Semaphore(_WINDOW)
         self._settings = settings
         key = secrets.token_bytes(KEY_BYTES)
@@ -140,7 +141,7 @@ class AgentLink:
             self._changed.notify_all()
 
     def answer(self, kind: str, limit_s: float = 0.0) -> Message | None:
-        """Wait for the latest answer of a kind; None after ``limit_s``, or if the agent is lost."""
+        """Wait for an answer of a kind; None after ``limit_s`` or if the agent is lost."""
         with self._changed:
             self._changed.wait_for(lambda: kind in self._answers or self._ended.is_set(), limit_s)
             return self._answers.get(kind)
@@ -189,7 +190,7 @@ class AgentLink:
             self._channel.close()
 
     def _next(self) -> Message | None:
-        """Wait for the next message; return ``{}`` to renew the lease, None at the end."""
+        """Wait for the next message; ``{}`` means to renew the lease, None that the link closes."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._outbox or self._closed.is_set(), self._settings.heartbeat_s
@@ -242,7 +243,7 @@ class AgentLink:
             if self._num_alive > allowed:
                 raise WireError(f"{self._num_alive} signs of life, where {allowed:.0f} are due")
         else:
-            if message["kind"] != "file":  # `HostFiles` limits these
+            if message["kind"] != "file":  # `HostFiles` limits the size of files
                 self._num_bytes += len(line)
             if self._num_bytes > MESSAGE_BYTES:
                 raise WireError(f"more than {MESSAGE_BYTES} bytes of messages in one trial")
@@ -281,7 +282,7 @@ class AgentLink:
 
 
 class Patience:
-    """Suspends the check for silent hosts while this machine is too busy to listen."""
+    """Suspends the check for silent hosts while this machine is too busy to hear them."""
 
     def __init__(self) -> None:
         self._look_at = self._excused_until = time.monotonic()
@@ -361,8 +362,8 @@ def check_message(message: Message) -> Message:
 def clean(message: Message) -> Message:
     """Return a copy of a message without control characters and overlong texts.
 
-    Numbers that JSON does not have (``nan``) become texts. Raises `WireError` if it is nested too
-    deeply, or has too many values or too large a number.
+    Numbers that JSON does not have (``nan``) become texts. Raises `WireError` if the message is
+    nested too deeply, or has too many values or too large a number.
     """
     num_values = 0
 

@@ -16,7 +16,7 @@ _DEFAULTS: Final = SshSettings()
 
 
 class LoginError(HostError):
-    """The login to a reachable host failed; the doctor shows the command that fixes it.
+    """The login to a reachable host failed; the doctor shows the command that fixes the login.
 
     Args:
         message: Problem and remedy, in a sentence or two.

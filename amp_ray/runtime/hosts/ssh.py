@@ -29,14 +29,14 @@ from amp_ray.runtime.hosts.login import LoginError, refused
 Lookup = Callable[[str], Mapping[str, Any]]  # from host to OpenSSH options, lower-case keys
 AUTHORITY: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
-_NUM_FIELDS: Final = 3  # of a line of known_hosts: names, key type, key
+_NUM_FIELDS: Final = 3  # fields of a line of known_hosts: names, key type, key
 _HASHED: Final = "|1|"  # prefix of a hashed name
-DEFAULT_PORT: Final = 22  # of SSH, RFC 4251
+DEFAULT_PORT: Final = 22  # standard port of SSH, RFC 4251
 _DEFAULT_KNOWN_HOSTS: Final = SshSettings().known_hosts
 _MAX_JUMPS: Final = 4
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024
-_TCP_TIMEOUT_S: Final = 5.0  # for unacknowledged bytes; paramiko's keepalive detects no loss
+_TCP_TIMEOUT_S: Final = 5.0  # limit for unacknowledged bytes: paramiko's keepalive detects no loss
 
 _REVOKED_ADVICE: Final = (
     "Whoever answers with it may be anybody: give the host a new key, and ask whoever keeps "
@@ -51,7 +51,7 @@ _NO_GREETING: Final = (
 )
 """Paramiko's errors if the TCP connection works, but no SSH server answers."""
 
-# Failures are also raised as exceptions; paramiko's threads would print tracebacks
+# Silence paramiko: its threads print tracebacks of failures that are also raised as exceptions
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
@@ -97,7 +97,10 @@ def find_routes(
 
 
 def _identities(host: str, settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the key files to try; all of the settings must exist, one of the configuration."""
+    """Return the key files to try: all of the settings, or OpenSSH's that exist.
+
+    Raises `LoginError` if one of the settings, or every one of OpenSSH's, does not exist.
+    """
     listed = settings.identities or tuple(options.get("identityfile", ()))
     paths = tuple(str(Path(name).expanduser()) for name in listed)
     missing = [path for path in paths if not Path(path).is_file()]
@@ -115,7 +118,7 @@ def _identities(host: str, settings: SshSettings, options: Mapping[str, Any]) ->
 
 
 def _known_hosts(settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the known_hosts files: that of the settings, or else those of OpenSSH."""
+    """Return the known_hosts files: the one in the settings, or else OpenSSH's."""
     if settings.known_hosts != _DEFAULT_KNOWN_HOSTS:
         return (settings.known_hosts,)
     listed = [
@@ -131,7 +134,7 @@ def _known_hosts(settings: SshSettings, options: Mapping[str, Any]) -> tuple[str
 
 
 def _lookup(settings: SshSettings) -> Lookup:
-    """Return a lookup in OpenSSH's client configuration; empty options if there is no file."""
+    """Return a lookup in OpenSSH's client configuration; without a file, all options are empty."""
     path = Path(settings.config).expanduser() if settings.config is not None else None
     if path is None or not path.exists():
         return lambda _host: {}
@@ -255,7 +258,7 @@ class SshHost:
         return client
 
     def _tunnel(self, route: Route) -> paramiko.Channel | None:
-        """Open a tunnel from the last open jump host to the next host; None without one."""
+        """Open a tunnel from the last open jump host to the next host; None if no jump host is."""
         transport = self._clients[-1].get_transport() if self._clients else None
         if transport is None:
             return None
@@ -299,7 +302,7 @@ class SshChannel:
                 data = data[num_bytes:]
 
     def close(self) -> None:
-        """Close stdin, which ends the agent's lease; its last messages still arrive."""
+        """Close stdin, which ends the agent's lease; the agent's last messages still arrive."""
         with contextlib.suppress(EOFError, paramiko.SSHException):
             self._session.shutdown_write()
 
@@ -409,10 +412,10 @@ def _shell_path(path: str) -> str:
 
 
 class HostKeyCheck(paramiko.MissingHostKeyPolicy):
-    """Accepts the keys of known_hosts files; refuses others with a command that fixes it.
+    """Accepts the keys of known_hosts files; refuses others, naming a command that adds the key.
 
-    Paramiko's reader supports no markers, no patterns and only one key per type. So it gets no
-    file: all keys are then unknown to it and are checked here.
+    Paramiko's reader of these files supports no markers, no patterns and only one key per type. So
+    paramiko gets no file: it asks about every key, and the key is checked here.
     """
 
     def __init__(self, route: Route, settings: SshSettings) -> None:
@@ -424,7 +427,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):
         self._authorities = [key for key in matching if key.marker == AUTHORITY]
 
     def make_transport(self, sock: Any, **options: Any) -> paramiko.Transport:  # noqa: ANN401 - paramiko's
-        """Prefer the key types for which the host has a known key; a host offers several."""
+        """Prefer the host's key types with a known key, since a host offers several types."""
         transport = paramiko.Transport(sock, **options)
         algorithms = transport.get_security_options()
         kinds = {key.kind for key in self._trusted}
@@ -470,7 +473,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):
         raise self._refusal(problem, _UNKNOWN_ADVICE, "then add it with", file)
 
     def _refusal(self, problem: str, advice: str, lead: str, file: str) -> LoginError:
-        """Return the error about an untrusted key, with a command that changes ``file``."""
+        """Return the error about an untrusted key, with a command that corrects ``file``."""
         host, port, path = self._route.host, self._route.port, _shell_path(file)
         command = f"{shlex.join(['ssh-keyscan', '-p', str(port), host])} >> {path}"
         if self._trusted:

@@ -54,22 +54,22 @@ _DIGEST_BYTES: Final = 32
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _PREPARE_TIMEOUT_S: Final = 30.0
-TRANSFER_TIMEOUT_S: Final = 600.0  # for all files to or from a host; no part of the trial's timeout
-_STALL_TIMEOUT_S: Final = 30.0  # between two pieces of files to or from a host
-_MARGIN_S: Final = 10.0  # delay of an agent after which the controller ends the trial
+TRANSFER_TIMEOUT_S: Final = 600.0  # for all files to or from a host; not part of a trial's timeout
+_STALL_TIMEOUT_S: Final = 30.0  # maximum pause between two pieces of files to or from a host
+_MARGIN_S: Final = 10.0  # if an agent is later than this, the controller ends the trial
 
 
 Listener = Callable[[Mapping[str, Any]], None]
 """Callback for each event of a rank, called on the thread that runs the trial.
 
-It raises ``ValueError`` for an event that no rank of ours sends; the host is given up then."""
+It raises ``ValueError`` for an event that our programs never send; the host is then given up."""
 
 
 class Contents:
-    """The files that all hosts of a trial get, as pieces by digest; cached between trials."""
+    """The files that all hosts of a trial get, cut into pieces; cached between trials."""
 
     def __init__(self) -> None:
-        self.digests: Mapping[str, str] = {}  # by file name
+        self.digests: Mapping[str, str] = {}  # digest of the content by file name
         self._pieces: dict[str, tuple[Mapping[str, Any], ...]] = {}
 
     def take(self, files: Mapping[str, bytes]) -> None:
@@ -133,7 +133,7 @@ class Attempt:
         return {event["host"]: event["left"] for event in done if not event["clean"]}
 
     def run(self) -> None:
-        """Run all phases; after `InterruptedTrialError`, the agents still run."""
+        """Run all phases; if `InterruptedTrialError` is raised, the agents are still running."""
         self._prepare()
         self._deliver()
         if not self.signs:
@@ -164,7 +164,7 @@ class Attempt:
     def _deliver(self) -> None:
         """Send every host the contents that it lacks, before any rank starts.
 
-        The transfer does not count for the trial's timeout.
+        The time of the transfer does not count towards the trial's timeout.
         """
         if self.signs:
             return
@@ -207,7 +207,7 @@ class Attempt:
             )
 
     def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
-        """Fill in folder, address, port and interface from the hosts' ``prepared`` messages."""
+        """Describe a command as JSON, filling in placeholders from the ``prepared`` messages."""
         prepared = self.prepared[command.host]
         first = self.prepared[self._launch.hosts[0]]
         values = {
@@ -227,7 +227,7 @@ class Attempt:
         }
 
     def _follow(self, limit_s: float) -> None:
-        """Handle messages until every agent is done or lost; sending files has a separate limit."""
+        """Handle messages until every agent is done or lost; file transfer has a separate limit."""
         deadline = time.monotonic() + limit_s
         while self._pending:
             self._turn()
@@ -246,7 +246,7 @@ class Attempt:
             self._links[host].send(kind="stop", reason="stopped")
 
     def _follow_up(self) -> None:
-        """Wait for agents stopped before their ranks started; then turn exits into signs."""
+        """Wait for agents that were stopped before their ranks started; turn exits into signs."""
         if self._pending:
             self._follow(self._settings.grace_s + _MARGIN_S)
         ended = [(host, exit_) for host, exit_, _ in self._exits if exit_["ended"]]
@@ -310,7 +310,7 @@ class Attempt:
         self.prepared[host] = message
 
     def _on_stored(self, host: str, digest: str) -> None:
-        """Note that an agent has a content; it keeps it for later trials."""
+        """Note that an agent has stored a content, which it keeps for later trials."""
         if digest in self._missing.get(host, ()):
             self._missing[host].discard(digest)
             self._links[host].stored.add(digest)
@@ -326,7 +326,7 @@ class Attempt:
             self._lose(host, f"it sent what was not asked for: {error}")
 
     def _on_said(self, host: str, message: Message, time_s: float) -> None:
-        """Pass a rank's event to the listener; a reported failure becomes a sign."""
+        """Pass a rank's event to the listener; if it reports a failure, keep it as a sign."""
         try:
             self._listener(message["data"])
         except InputError:
@@ -339,7 +339,7 @@ class Attempt:
             self._add(sign)
 
     def _on_trouble(self, host: str, message: Message, time_s: float) -> None:
-        """Handle a host's problem; one with a log does not stop the trial."""
+        """Handle a host's problem; stop the trial, unless the problem is only with a log."""
         sign = sign_of_trouble(host, message, time_s)
         if sign.rank is not None and sign.kind == "disk":
             self.broken_logs[sign.rank] = f"rank {sign.rank} on {host}: {sign.text}"
@@ -365,7 +365,7 @@ class Attempt:
         self._collecting.setdefault(host, (now + TRANSFER_TIMEOUT_S, now + _STALL_TIMEOUT_S))
 
     def _on_done(self, host: str, message: Message, time_s: float) -> None:
-        """Note that an agent has ended its ranks, verified that and removed its folder."""
+        """Note that an agent is done: all its ranks have ended, and its folder is removed."""
         if host not in self.prepared:
             self._lose(host, "its agent is done before it has begun")
             return
@@ -385,7 +385,7 @@ class Attempt:
     # ------------------------------------------------------------------ signs
 
     def _lose(self, host: str, text: str) -> None:
-        """Give up a host: its agent's lease ends, and a sweep is needed."""
+        """Give up a host: end its agent's lease, and note that it needs a sweep."""
         self._pending.discard(host)
         self.lost.add(host)
         self._links[host].close()
@@ -475,7 +475,7 @@ class Launcher:
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
     ) -> Outcome:
-        """Run an attempt; repeat it if a port or a warm process failed, not the trial."""
+        """Run an attempt; repeat it if the cause of a failure is a port or a warm process."""
         self._contents.take(launch.files)
         slots = slots_by_host(
             [(command.host, slot) for command in launch.commands for slot in command.all_slots]
@@ -550,14 +550,14 @@ class Launcher:
 
 
 def _no_end(launch: Launch, codes: Mapping[int, int | None]) -> Sign:
-    """Return the sign of an agent that is done without a rank's exit."""
+    """Return the sign for an agent that is done but has not reported the exit of a rank."""
     command = next(command for command in launch.commands if codes.get(command.rank) != 0)
     text = f"its agent is done and does not say how rank {command.rank} ended"
     return Sign(kind="lost", host=command.host, rank=None, time_s=0.0, text=text)
 
 
 def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:
-    """Return the sign of ranks that all succeeded without a measurement, with their last lines."""
+    """Return the sign for a trial whose ranks all succeeded, but left no measurement."""
     rank = error.rank if isinstance(error, MissingRankError) else 0
     hosts = [command.host for command in launch.commands if command.rank <= rank]
     exits = {event["rank"]: event["tail"] for event in attempt.events if event["kind"] == "exit"}

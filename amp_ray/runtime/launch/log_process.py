@@ -1,7 +1,7 @@
 """Searches the logs of hosts in a separate process, which can be killed.
 
-A user's regular expression may take years on some line, and blocks all threads of its process: in
-the controller, leases would not be renewed, and Ctrl-C would have no effect.
+A user's regular expression may take years on some line, and matching blocks all threads of its
+process. In the controller, leases would not be renewed then, and Ctrl-C would have no effect.
 """
 
 import pickle
@@ -17,7 +17,7 @@ from amp_ray.trials.result import Measurement
 LIMIT_S: Final = 20.0  # usual patterns read some 20 MiB/s
 LIMIT_S_PER_MIB: Final = 2.0
 _BYTES_PER_MIB: Final = 2**20
-# With this process's import path, and without the current folder
+# Program with this process's import path, which the current folder is not part of
 _PROGRAM: Final = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
 
 
@@ -29,7 +29,10 @@ def read_logs_aside(
     samples: int,
     limit_s: float | None = None,
 ) -> Measurement:
-    """Call ``read_logs`` in a process that is killed after a limit, by default by log size."""
+    """Call ``read_logs`` in a process that is killed after ``limit_s``.
+
+    The default limit grows with the size of the logs.
+    """
     logs = {name: files[name] for name in log_names(files)}
     if limit_s is None:
         limit_s = LIMIT_S + LIMIT_S_PER_MIB * sum(map(len, logs.values())) / _BYTES_PER_MIB

@@ -39,9 +39,9 @@ def step() -> Iterator[None]:
 
 
 def report_step(seconds: float) -> None:
-    """Report the time of one step, warm-up steps too; the file is written when the program ends.
+    """Report the time of one step, also of warm-up steps; the program's end writes the file.
 
-    The first call writes a file without times, so that a rank that dies early is noticed.
+    The first call writes a file without times: it shows that this rank reports, even if it dies.
     """
     _times.append(float(seconds))
     if _state["pid"] != os.getpid():
@@ -51,13 +51,13 @@ def report_step(seconds: float) -> None:
 
 
 def report_iteration_times(seconds: Iterable[float]) -> None:
-    """Report the times of all steps in order, warm-up steps too; replaces earlier reports."""
+    """Report the times of all steps in order, including warm-up; replaces earlier reports."""
     _times[:] = [float(value) for value in seconds]
     save()
 
 
 def set_stage(stage: int) -> None:
-    """Set this rank's pipeline stage; needed unless ranks count tp first, then dp, then stages."""
+    """Set this rank's pipeline stage; needed unless rank numbers count tp, then dp, then stage."""
     _state["stage"] = int(stage)
 
 
@@ -67,7 +67,7 @@ def save() -> None:
 
 
 def _write(times: list[float] | None) -> None:
-    """Write this rank's file; None for times that will follow."""
+    """Write this rank's file; None means that the times will follow."""
     folder, trial_id = os.environ.get(FOLDER_VARIABLE), os.environ.get(TRIAL_VARIABLE)
     if not folder or not trial_id:
         return
@@ -112,7 +112,7 @@ def _rank() -> int:
 
 
 def _num_files() -> int:
-    """Return the number of files to expect: of ranks, or of nodes if ranks have no number."""
+    """Return the number of files to expect: one per rank, or per node if ranks have no number."""
     by_rank = any(name in os.environ for name in RANK_VARIABLES[:-1])
     by_node = not by_rank and "NODE_RANK" in os.environ
     return int(os.environ.get("NUM_NODES" if by_node else "WORLD_SIZE", "1"))

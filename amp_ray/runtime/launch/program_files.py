@@ -24,7 +24,7 @@ TRAINING_PARTS: Final = (
 )
 """Parts of this package whose sources are sent, so that hosts run the version installed here."""
 
-_DIGEST_LETTERS: Final = 12  # of a file's SHA-256
+_DIGEST_LETTERS: Final = 12  # leading digits of a file's SHA-256
 # Source file that is sent for ``import amp_ray_metric``
 METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
 
@@ -71,10 +71,10 @@ def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
 
 
 def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
-    """Return everything that decides a program's step times, as plain JSON values.
+    """Return everything that affects a program's step times, as plain JSON values.
 
-    Files are represented by digests: those that are sent to hosts and, if trials run on this
-    machine, those that arguments name. Secrets are left out.
+    The record has digests of the files that are sent to hosts and, if trials run on this machine,
+    of the files that arguments name. Secrets are left out.
     """
     trials, program = experiment.trials, experiment.trials.program
     record: dict[str, Any] = {

@@ -29,11 +29,11 @@ from amp_ray.runtime.whole_file import write_whole
 from amp_ray.trials.launch import FOLDER, TIMELINE_FILE, Launch
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
-COLLECT_BYTES: Final = 16 * 1024 * 1024  # per file; longer ones keep their end, logs both ends
-COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # per host, for logs and for other files each
+COLLECT_BYTES: Final = 16 * 1024 * 1024  # limit per file; of a longer one, the end is kept
+COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # limit per host for logs; the same for other files
 _SPARE_BYTES: Final = 64 * 1024
-_SHOWN: Final = 100  # characters of a host's file name in a message
-_FOLDER_MODE: Final = 0o700  # only its owner may read logs and commands
+_SHOWN: Final = 100  # maximum characters of a host's file name in a message
+_FOLDER_MODE: Final = 0o700  # only the folder's owner may read logs and commands
 _MODE: Final = 0o600
 _LAUNCH: Final = "launch.json"
 _HOSTS: Final = "hosts"
@@ -47,9 +47,9 @@ class HostFiles(Mapping[str, bytes]):
     """Collected files of one host as a mapping from name to content, read from disk on access."""
 
     def __init__(self, folder: Path, patterns: Sequence[str], ranks: Sequence[int]) -> None:
-        """Make the folder; no other user may be able to write to its parent.
+        """Make the folder, whose parent must be writable for this user only.
 
-        Only names that match one of ``patterns`` are accepted, and only the logs of ``ranks``.
+        Only files that match one of ``patterns`` are accepted, and only the logs of ``ranks``.
         """
         folder.mkdir(mode=_FOLDER_MODE, parents=True)
         self._path, self._patterns = folder, tuple(patterns)
@@ -57,7 +57,7 @@ class HostFiles(Mapping[str, bytes]):
         self._max_files = MAX_FILES + len(ranks)
         self._room = 2 * COLLECT_BYTES_IN_ALL + _SPARE_BYTES * len(ranks)
         self._sizes: dict[str, int] = {}
-        self._open: str | None = None  # the file of which more pieces follow
+        self._open: str | None = None  # name of the file whose next piece is expected
 
     def __getitem__(self, name: str) -> bytes:
         if name not in self:
@@ -74,7 +74,7 @@ class HostFiles(Mapping[str, bytes]):
         return sum(1 for _ in self)
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """Write the next piece of a file; `ValueError` if it was not asked for."""
+        """Write the next piece of a file; raise `ValueError` if the file was not requested."""
         name = message["name"]
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         if self._open is None:
@@ -110,9 +110,9 @@ class HostFiles(Mapping[str, bytes]):
 
     def _check(self, name: str) -> None:
         """Refuse a name that was not requested, or that could be outside the folder."""
-        asked = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+        is_requested = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
         foreign = RANK_LOG.fullmatch(name) and name not in self._logs
-        if not is_plain_name(name) or not asked or foreign:
+        if not is_plain_name(name) or not is_requested or foreign:
             text = f"a file {name[:_SHOWN]!r}, where {', '.join(self._patterns)} is wanted"
             raise ValueError(text)
         if name in self._sizes or len(self._sizes) >= self._max_files:
@@ -189,7 +189,7 @@ class TrialFolder:
             file.writelines(json.dumps(event) + "\n" for event in redacted)
 
     def make_files(self, launch: Launch) -> dict[str, HostFiles]:
-        """Make a folder per host for collected files; a retry replaces earlier ones."""
+        """Make a folder per host for collected files; a retry replaces earlier files."""
         folder = self.path / _HOSTS
         if folder.exists():
             shutil.rmtree(folder)
@@ -233,7 +233,7 @@ def timeline_file(folder: Path) -> Path | None:
 
 
 def _variable(name: str, text: str, numbers: Iterator[int]) -> str:
-    """Return a shell assignment; a secret variable must be set by the user, or the shell fails."""
+    """Return a shell assignment; that of a secret fails unless the user has set the variable."""
     if is_secret(name):
         return f'{name}="${{{name}:?set it before: its value was not kept}}"'
     return _word(f"{name}={redact(text)}", numbers)

@@ -18,19 +18,19 @@ from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_PER_SECOND
 
 _Link = FloatArray  # seconds per step of a message, per step of a collective, and per byte
-_LEAST_LATENCY_S: Final = 1e-9  # below any link's latency; a fit at this limit has none
+_LEAST_LATENCY_S: Final = 1e-9  # below any link's latency; a fit at this limit means no latency
 
 _MAX_ROUNDS: Final = 100
 _DAMPING: Final = 1e-3
 _DAMPING_FACTOR: Final = 4.0
-_LONGEST_MOVE: Final = 2.0  # maximum change of a logarithm in one step
+_LONGEST_MOVE: Final = 2.0  # maximum change of a parameter's logarithm in one step
 
 _LEAST_SHARE: Final = 1e-3
 
 _MOST_ERROR: Final = 0.2
 """If one rate for all sizes has a larger median error, report rates by size."""
 
-_LEAST_REST: Final = 0.1  # share of a time, without latencies, needed to compute a rate
+_LEAST_REST: Final = 0.1  # a rate is computed if at least this share of the time is no latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class LinkSample:
 
     num_steps: float
     num_bytes: float  # bytes that cross the link one after another, with overheads
-    start_s: float  # seconds independent of the link
+    start_s: float  # time before the link is used, the same for all links
     seconds: float
     collective: bool = False  # whether its steps are those of a collective
 
@@ -64,7 +64,7 @@ class LinkReport:
     place: LinkPlace
     gbit_per_s: float  # ``intra_gbit_per_s`` or ``inter_gbit_per_s``
     latency_us: float  # ``intra_latency_us`` or ``inter_latency_us``
-    # ``intra_collective_us`` or ``inter_collective_us``; None where no collective was measured
+    # ``intra_collective_us`` or ``inter_collective_us``; None if no collective was measured
     collective_us: float | None
     error_fraction: float  # median error of one rate and these latencies over all messages
     # Rate by message size in bytes; empty if one rate fits all sizes
@@ -75,8 +75,8 @@ class LinkReport:
 def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkReport, ...]:
     """Fit every measured link with the cost model's formulas.
 
-    All-reduces up to the layers' largest are taken from the measured layers: after computation,
-    ranks arrive at different times, and one takes several times as long as in a series.
+    All-reduces up to the size of a layer's largest are taken from the measured layers. There, ranks
+    arrive at different times, so that one takes several times as long as in a series of them.
     """
     places = {place for place, _ in records.links}
     reports = []
@@ -125,9 +125,9 @@ def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
 def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
     """Return YAML for the measured constants; empty if there are none.
 
-    Memory rate and host work come from the optimizer step, as medians over devices. The loss is not
-    part of the layers' times: the cost model counts it as memory traffic per logit, which is fitted
-    here to the measured time.
+    Memory rate and host work are medians over devices of the measured optimizer step. The loss is
+    not part of the layers' times: the cost model counts it as memory traffic per logit, which is
+    fitted here to the loss's measured time.
     """
     constants = _step_constants(records, experiment)
     efficiency = constants.get("memory_efficiency", experiment.constants.memory_efficiency)
@@ -137,7 +137,7 @@ def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
 
 
 def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str, float]:
-    """Return the constants of the optimizer step, the median over devices."""
+    """Return the constants of the optimizer step, as medians over devices."""
     devices = {device.name: device for device in experiment.cluster.device_types}
     steps = {name: values for name, values in records.steps.items() if name in devices}
     if not steps:
@@ -160,7 +160,7 @@ def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str
 def _loss_constant(
     records: ProfileRecords, experiment: Experiment, efficiency: float
 ) -> dict[str, float]:
-    """Return the loss as memory traffic per logit, the median over devices and sizes."""
+    """Return the loss's memory traffic per logit, as the median over devices and sizes."""
     loss = loss_position(experiment.model)
     logits = experiment.model.layers[-1].logits
     devices = {device.name: device for device in experiment.cluster.device_types}
@@ -185,9 +185,9 @@ def _rates_yaml(gbit_per_s_by_size: Mapping[int, float]) -> str:
 def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int, float]]:
     """Return latencies per step, of messages (False) and collectives (True), and bytes/s by size.
 
-    The smallest messages give the latency; the rest of a larger one's time gives its rate. The rest
-    of a small message is easily too short on a busy machine, so no rate may exceed that of a larger
-    message.
+    The smallest messages give the latency. A larger message's time minus its latency gives the rate
+    for its size. On a busy machine this difference is easily too short for small messages, so no
+    rate may exceed the rate of a larger message.
     """
     steps_s: dict[bool, float] = {}
     for _, sample in sized:
@@ -248,7 +248,10 @@ def _start_s(experiment: Experiment) -> float:
 def _within_layers(
     records: ProfileRecords, place: LinkPlace, experiment: Experiment
 ) -> list[tuple[float, LinkSample]]:
-    """Return, per measured layer, the size of its largest all-reduce and a sample of them all."""
+    """Return for each measured layer the size of its largest all-reduce, and a sample.
+
+    The sample has the work and time of all of the layer's all-reduces together.
+    """
     sized = []
     layers = experiment.model.layers
     for (device, point), values in records.layers.items():
@@ -276,7 +279,7 @@ def _within_layers(
 
 
 def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) -> LinkSample:
-    """Return the steps and bytes of a message or an all-reduce in the cost model, and its time."""
+    """Return a message or all-reduce as a sample: steps and bytes of the cost model, and time."""
     steps, volume = 1.0, float(point.num_bytes)
     if point.what == "all_reduce":
         steps, volume = _ring(point.num_ranks, point.num_bytes, place)
@@ -290,18 +293,19 @@ def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) ->
 
 
 def _ring(num_ranks: int, num_bytes: float, place: LinkPlace) -> tuple[float, float]:
-    """Return steps and bytes of a ring all-reduce, as in ``amp_ray.cost``."""
+    """Return the steps and bytes of a ring all-reduce, as ``amp_ray.cost`` computes them."""
     steps = 2.0 * (num_ranks - 1)
     overhead = 1 + RING_OVERHEAD_RANKS / num_ranks if place.scope == "intra" else 1.0
     return steps, steps / num_ranks * num_bytes * overhead
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
-    """Fit bandwidth and latencies by least squares of the logarithm of predicted over measured.
+    """Fit bandwidth and latencies: least squares of the logarithm of predicted / measured time.
 
-    Small messages determine the latencies, large ones the bandwidth. Logarithms weight half and
-    double the time equally; relative errors would favour predictions that are too short. Collective
-    steps have a separate latency, as gloo's ranks wait for each other at every step.
+    Small messages determine the latencies, large ones the bandwidth. The logarithm weights a
+    prediction of half the time and one of double the time equally; a relative error would favour
+    predictions that are too short. Collective steps have a separate latency, since gloo's ranks
+    wait for each other at every step.
 
     Raises:
         ValueError: If there is no sample, or a time that is not positive.
@@ -381,7 +385,7 @@ class _Samples:
 
 
 def _first_guess(samples: Sequence[LinkSample]) -> _Link:
-    """Return latencies from the smallest samples and the bandwidth from the largest one."""
+    """Return a start for the fit: latencies of the smallest samples, bandwidth of the largest."""
     large = max(samples, key=lambda sample: sample.num_bytes)
     latencies = []
     for collective in (False, True):

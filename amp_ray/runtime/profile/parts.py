@@ -1,4 +1,4 @@
-"""Parts of a profile: a device type or a link, with points to measure and hosts."""
+"""Parts of a profile: a device type or a link, with its points to measure and its hosts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from amp_ray.trials.profile.points import (
 from amp_ray.trials.profile.records import LinkPlace
 from amp_ray.trials.runtime_strategy import untrained_part
 
-_LINK_PAIR: Final = 2  # hosts at the ends of a link
+_LINK_PAIR: Final = 2  # number of hosts at the ends of a link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def profile_parts(
 
 
 def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> Part:
-    """Return all points that a search may need of a device type, on one of its hosts."""
+    """Return the points of a device type that a search may need, on one of its hosts."""
     model = experiment.model
     candidates = uniform_candidates(experiment)
     tps = fitting_tps(model, {candidate.options.tp for candidate in candidates}, node.num_slots)
@@ -135,7 +135,7 @@ def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> P
 
 
 def _between(nodes: Sequence[Node], chosen: Mapping[str, Node]) -> Iterable[Part]:
-    """Yield a link per pair of device types, between one host of each, with a rank on each."""
+    """Yield a link per pair of device types: between one host of each, with one rank per host."""
     for low, high in combinations_with_replacement(sorted(chosen), _LINK_PAIR):
         first = chosen[low]
         other = next((n for n in nodes if n.device.name == high and n.name != first.name), None)

@@ -33,7 +33,7 @@ from amp_ray.trials.profile.records import (
 from amp_ray.trials.profile.tables import RECORDS_FILE, profile_files
 
 _MAX_LAUNCHES: Final = 12
-"""Limit per part; each launch but the last ends with an out-of-memory kill by the kernel."""
+"""Limit per part; a part is launched again after the kernel has killed a rank for its memory."""
 
 Say = Callable[[str], None]  # gets a line about progress, on any thread
 
@@ -55,7 +55,7 @@ class ProfileFolder:
         """Open or create a folder, and read the records of earlier runs.
 
         Raises:
-            InputError: If its profile is of another model or precision, or it cannot be used.
+            InputError: If the folder has a profile of another model or precision, or is unusable.
         """
         self.path = path
         self._model, self._precision = model, precision
@@ -107,7 +107,7 @@ class ProfileFolder:
         """Write the files of the profile, and ``more`` in the same folder, each atomically.
 
         Returns:
-            Their names.
+            The names of the written files.
         """
         files = profile_files(self.records, self._model, self._precision) | dict(more or {})
         for name, text in files.items():
@@ -117,12 +117,12 @@ class ProfileFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a profile run."""
+    """Time limits and interpreter of a profile run."""
 
     seconds: float  # time limit per device type; the next run measures the rest
     make_host: MakeHost
     say: Say
-    # Interpreter for the measurements; None for that of the hosts' agents
+    # Interpreter for the measurements; None for the interpreter of the hosts' agents
     python: str | None = None
 
 
@@ -135,8 +135,8 @@ class PartReport:
     missing: tuple[str, ...] = ()
     # Smallest micro-batch size that does not fit, by tp
     too_large: Mapping[int, int] = field(default_factory=dict)
-    problem: str | None = None  # why it stopped early; None if it did not
-    wall_s: float = 0.0  # of this run
+    problem: str | None = None  # why the part stopped early; None if it did not
+    wall_s: float = 0.0  # wall time of this run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

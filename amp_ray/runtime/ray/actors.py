@@ -50,8 +50,8 @@ from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.units import MIB
 
 with environment_kept():
-    # Ray prints the death of a worker to stdout, where only results belong, even without
-    # log_to_driver. It reads its filter on import.
+    # Even with log_to_driver off, Ray prints the death of a worker to stdout, where only results
+    # belong. Ray reads the variable that filters its messages on import.
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = ".*"
     import ray
     from ray import cloudpickle
@@ -59,18 +59,18 @@ with environment_kept():
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _LOGGER = logging.getLogger(__name__)
-OBJECT_STORE_BYTES: Final = 256 * MIB  # of a local cluster: one experiment and a few results
+OBJECT_STORE_BYTES: Final = 256 * MIB  # for a local cluster: one experiment and a few results
 FETCH_TIMEOUT_S: Final = 30.0  # for a ready result; longer than Ray takes to notice a death
-LOST_TIMEOUT_S: Final = 12.0  # for a silent head; after 60 s Ray would end this process
-LEAVE_TIMEOUT_S: Final = 15.0  # for a lost cluster: 1 to 8 s, or for ever if its head hangs
-# For the node to start, and for its first worker to answer: 1 s, on a busy machine over 60 s
+LOST_TIMEOUT_S: Final = 12.0  # for a head that is silent; Ray would end this process after 60 s
+LEAVE_TIMEOUT_S: Final = 15.0  # for leaving a lost cluster: takes 1-8 s, or for ever if it hangs
+# For the start of a node, and the first answer of its worker: 1 s, over 60 s on a busy machine
 START_TIMEOUT_S: Final = 120.0
-ACTOR_TIMEOUT_S: Final = 180.0  # for an actor: 1 s for a new process, 60 s on a busy machine
-SILENCE_TIMEOUT_S: Final = 300.0  # without an answer; a dead node is noticed after 30 s
+ACTOR_TIMEOUT_S: Final = 180.0  # for the start of an actor: 1 s, or 60 s on a busy machine
+SILENCE_TIMEOUT_S: Final = 300.0  # for a search without an answer; Ray notices a dead node in 30 s
 BATCHES_PER_WORKER: Final = 32  # so that all workers end at about the same time; a task costs 2 ms
-WATCH_S: Final = 2.0  # between checks of the cluster, and for its head to answer
+WATCH_S: Final = 2.0  # interval of the cluster's checks, and time limit for its head to answer
 RAYLET_DIED: Final = "its process on this machine, the raylet, has died"
-POLL_S: Final = 0.5  # between checks of the cluster while waiting for answers
+POLL_S: Final = 0.5  # longest wait for answers before the cluster is checked
 # Variables that Ray may set in its workers; local trials need the driver's values
 SET_BY_RAY: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
@@ -87,8 +87,8 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     else ``local``. ``num_cpus`` is for a local cluster; None for all CPUs.
 
     A local cluster has no dashboard and ends with the block or with this process. If this process
-    is killed, a folder of logs is left, and two idle processes for 80 s if Ray was starting. Ray
-    always listens on all interfaces, so a local cluster requires a token made for this process
+    is killed, a folder of logs remains; if Ray was starting, two idle processes remain for 80 s.
+    Ray always listens on all interfaces, so a local cluster requires a token made for this process
     (``RAY_AUTH_MODE=token``, unless the environment sets another mode). Other clusters keep their
     authentication.
     Raises `RayUnavailableError` if there is no cluster, its versions differ, or it refuses us.
@@ -127,9 +127,9 @@ def _init(address: str, options: dict[str, Any]) -> None:
 
 
 def leave(folder: str | None) -> None:
-    """Disconnect; end a local cluster, whose ``folder`` is given.
+    """Disconnect; with the ``folder`` of a local cluster, end that cluster, too.
 
-    If the cluster is lost, wait a limited time: Ray would wait for ever if the head hangs.
+    If the cluster is lost, wait for a limited time: Ray would wait for ever if the head hangs.
     """
     if not ray.is_initialized() or Watch().problem() is None:
         ray.shutdown(wait_for_processes=True)
@@ -161,7 +161,10 @@ class Watch:
         self._well_s = self._seen_s = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Raise `RayUnavailableError` if the cluster is lost; check each `WATCH_S`, or at once."""
+        """Raise `RayUnavailableError` if the cluster is lost.
+
+        Check only if `WATCH_S` seconds have passed since the last check, or if ``at_once`` is set.
+        """
         if not at_once and time.monotonic() - self._seen_s < WATCH_S:
             return
         problem = self.problem()
@@ -199,10 +202,9 @@ def plan_batches(
 ) -> Iterator[tuple[range, list[Result | ValueError]]]:
     """Plan candidates in tasks of one CPU each; tasks of dead workers and nodes are repeated.
 
-    Yields batches of candidate numbers and their results of `Work.plan`. After a `ValueError`,
-    later candidates are not begun any more. Nodes without this version of the package get no more
-    work; a warning names them. Raises `RayUnavailableError` if the cluster is lost or gives no
-    answer.
+    Yields batches of candidate numbers with the results of `Work.plan`. After a `ValueError`, no
+    later candidate is begun. Nodes without this version of the package get no more work; a warning
+    names them. Raises `RayUnavailableError` if the cluster is lost or gives no answer.
     """
     tasks = _SearchTasks(work)
     # The first batch is empty: its answer shows that a worker has started
@@ -236,8 +238,8 @@ class _SearchTasks:
     def __init__(self, work: Work) -> None:
         """Put the work into the object store.
 
-        It is pickled explicitly, since arrays in the object store are read-only, and kernels refuse
-        those.
+        The work is pickled here, not by Ray: Ray would make its arrays read-only, and the compiled
+        kernels refuse read-only arrays.
         """
         self._task = ray.remote(num_cpus=1, max_retries=-1)(_search_task())
         self._options: dict[str, Any] = {}
@@ -276,8 +278,8 @@ class _SearchTasks:
 def _search_task() -> Callable[..., Any]:
     """Return the function that a worker runs.
 
-    Ray pickles a nested function by value. So it also runs on a node without this package, and
-    can report that.
+    It is nested, because Ray pickles a nested function by value. So it also runs on a node without
+    this package, and can report that the package is missing.
     """
 
     def plan(version, work, numbers):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - see above
@@ -322,7 +324,7 @@ class TrialWorker:
     """The actor of one host group's runner; each method call has a thread.
 
     Trials are ended by ``interrupt``, not by killing the process, since the runner has to clean up.
-    If it cannot, the hosts' agents do when their lease ends.
+    If the runner cannot, the hosts' agents clean up when their lease ends.
     """
 
     def __init__(self, make_runner: MakeRunner, group: int) -> None:
@@ -420,7 +422,7 @@ class RayRunner:
 
     def _open(self) -> None:
         """Start the actor, without Ray's retries: the study's driver decides on those."""
-        # With soft affinity, Ray would spread actors without a CPU over all nodes
+        # Not soft affinity: with it, Ray would spread actors that reserve no CPU over all nodes
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
         worker = ray.remote(TrialWorker).options(scheduling_strategy=here, **options)
@@ -468,7 +470,7 @@ class RayRunner:
 
 
 def check_opened(answer: str | AmpRayError) -> None:
-    """Raise the error that `TrialWorker.open` returned, or one about another version than ours."""
+    """Raise the error that `TrialWorker.open` returned, or one if it returned another version."""
     if isinstance(answer, AmpRayError):
         raise answer
     if answer != amp_ray.__version__:  # it might launch trials differently

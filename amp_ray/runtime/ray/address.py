@@ -1,4 +1,4 @@
-"""Address, folder and token of a Ray cluster, and checks that it answers, without Ray."""
+"""Address, folder and token of a Ray cluster, and checks that it answers; does not import Ray."""
 
 import contextlib
 import functools
@@ -20,16 +20,16 @@ LOCAL: Final = "local"  # a cluster on this machine that we start and end
 AUTO: Final = "auto"  # the cluster that was last started on this machine
 REACH_TIMEOUT_S: Final = 5.0  # for a cluster's head to answer; Ray would try for minutes
 START_VARIABLE: Final = "RAY_raylet_start_wait_time_s"  # read by Ray's C++ part, whole seconds
-MAX_PARENT_LENGTH: Final = 22  # letters; socket paths are 84 longer, and limited to 107
+MAX_PARENT_LENGTH: Final = 22  # letters; Ray adds 84 for its socket paths, which are limited to 107
 _GUESSES: Final = " Some common causes include"  # beginning of Ray's guesses about a dead worker
 
 
 class RayUnavailableError(AmpRayError):
-    """Ray cannot be used, or not any more; callers can go on without it."""
+    """Ray cannot be used, or was lost; callers can go on without it."""
 
 
 def require_ray(what: str) -> None:
-    """Raise `InputError` if Ray is not installed; ``what`` needs it."""
+    """Raise `InputError` if Ray is not installed; ``what`` names the part that needs Ray."""
     if find_spec("ray") is None:
         raise InputError(f"{what} needs Ray, which is not installed: pip install 'amp-ray[ray]'")
 
@@ -87,8 +87,8 @@ def check_address(address: str) -> None:
 def head_problem(address: str, timeout_s: float = REACH_TIMEOUT_S) -> str | None:
     """Return why no head of a Ray cluster answers at ``host:port``; None if one does.
 
-    An open connection is not enough: the kernel accepts it for a hanging process, too. A head is a
-    gRPC server, which sends the first bytes.
+    An open connection proves nothing, since the kernel accepts it for a hanging process, too. A
+    head is a gRPC server, which sends the first bytes after the connection is open.
     """
     try:
         with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
@@ -116,9 +116,9 @@ def listens(path: str) -> bool:
 def session_folder() -> Iterator[str]:
     """Make a folder for a new cluster's sockets and logs; remove it at the end.
 
-    Ray's default folder is shared by all clusters and never cleaned, and ``auto`` would find the
-    cluster there. Ray makes its folder writable for all users, so it is put into a parent that only
-    this user may enter.
+    Ray's default folder is shared by all clusters and never cleaned, and the address ``auto`` would
+    find the cluster there. Ray makes its folder writable for all users, so the folder lies in a
+    parent that only this user may enter.
     """
     parent = tempfile.gettempdir()
     parent = parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp"  # noqa: S108 - mkdtemp is safe
@@ -155,8 +155,8 @@ def set_token() -> None:
     """Set a token for a new cluster, known only to this process and its children.
 
     A cluster of ``ray.init`` requires a token, unless RAY_AUTH_MODE sets another mode. (Ray reads
-    that on import, so it cannot be set here.) Without this, Ray would keep a permanent token file
-    in the home folder. A token in the environment is kept.
+    RAY_AUTH_MODE on import, so it cannot be set here.) Without a token, Ray would write a permanent
+    token file into the home folder. A token in the environment is kept.
     """
     if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = _token()

@@ -1,4 +1,4 @@
-"""Search in this process, or in Ray tasks on request or if the search would take long."""
+"""Search in this process, or in Ray tasks if they are requested or the search would take long."""
 
 import logging
 import math
@@ -18,8 +18,8 @@ from amp_ray.search.ranking import Ranking, rank
 from amp_ray.strategies.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
-RAY_PAYS_S: Final = 15.0  # remaining time that justifies Ray's start and end, 4 to 8 s
-NUM_SAMPLES: Final = 8  # last candidates for the estimate of the rest: later ones take longer
+RAY_PAYS_S: Final = 15.0  # least remaining time that justifies Ray's start and end, 4 to 8 s
+NUM_SAMPLES: Final = 8  # estimate from so many last candidates, since later ones take longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,10 @@ class Stopwatch:
         self._last_s.append(time_s)
 
     def remaining_s(self, num_left: int) -> float:
-        """Estimate the time of the rest, without the slowest sample: it may include compilation."""
+        """Estimate the time of ``num_left`` candidates.
+
+        The slowest sample does not count, since it may include compilation.
+        """
         if len(self._last_s) < NUM_SAMPLES:
             return 0.0
         each_s = (sum(self._last_s) - max(self._last_s)) / (NUM_SAMPLES - 1)
@@ -73,11 +76,11 @@ def search_candidates(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Ranking:
-    """Plan all candidates and rank them; `CandidateQueue` decides on optional ones.
+    """Plan all candidates and rank them; `CandidateQueue` decides which optional ones to plan.
 
     If Ray is lost, or is unavailable and no address was requested, warn and go on in this process.
 
-    The ranking is bit for bit the same for all workers. ``progress`` gets (done, total);
+    The ranking is bit for bit the same for all ``workers``. ``progress`` gets (done, total);
     ``leading`` gets each strategy that is faster than all before it.
     """
     wanted = CandidateQueue(candidates, optional, planner.relative_error)
@@ -118,7 +121,7 @@ def _plan_with_ray(
     results: dict[int, Result | ValueError],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Add the results of Ray workers to ``results``; only some if Ray is lost."""
+    """Add the results of Ray workers to ``results``; if Ray is lost, some are missing."""
     workers.check()
     # Import Ray only where it is used: it takes a quarter of a second, and seconds to start
     from amp_ray.runtime.ray import actors  # noqa: PLC0415

@@ -44,7 +44,7 @@ class View(Protocol):
         """Show that an attempt ended without an outcome: the trial has to run again."""
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """Show the tuner's knowledge after its update."""
+        """Show the tuner's knowledge after an outcome has updated it."""
 
     def note(self, text: str) -> None:
         """Show a message."""
@@ -63,7 +63,7 @@ class DriverSettings:
     study_id: str  # short, unique per study; prefix of trial ids
     time_left_s: float | None = None  # trials are ended after this; None for no limit
     steady: Steady = contextlib.nullcontext
-    known_failures: frozenset[str] = frozenset()  # signs of failures that do not stop it again
+    known_failures: frozenset[str] = frozenset()  # signs of failures that do not stop the study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,11 @@ class _Turn:
     trial: Trial
     attempt: int = 0
     lost: bool = False  # whether a host failed before; a second failure is final
-    group: int | None = None  # of the current or last attempt; the next prefers another
+    group: int | None = None  # group of the current or last attempt; the next prefers another
 
 
 class Driver:
-    """Runs one study to its end; every change of state goes to the journal first."""
+    """Runs one study to its end; writes every change of state to the journal first."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Driver:
     def run(
         self, unfinished: Iterable[JournalTrial[Trial]] = (), leftovers: Iterable[str] = ()
     ) -> StudyResult:
-        """Drive until the budget is spent, nothing is worth a trial, or no host is left.
+        """Drive until the budget is spent, no candidate is worth a trial, or no host is left.
 
         Trials that earlier drivers left ``unfinished`` run again. ``leftovers`` are ids of attempts
         that may still have processes or files on hosts; these are removed first. Raises
@@ -233,8 +233,8 @@ class Driver:
     def _on_host_failure(self, group: int, outcome: Unreachable | Crashed, running: _Turn) -> None:
         """Set a group aside if there is another one, or if the trial's host failed before.
 
-        An outcome without a host means that only the process that held the group died. The pool
-        starts a new one, and sets the group aside itself if that fails.
+        An outcome without a host means that only the process that ran the group's trials died. The
+        pool starts a new process, and sets the group aside itself if that fails.
         """
         groups = {*self._pool.free(), *(entry.group for entry in self._running.values())}
         if running.lost or (outcome.host and groups - {group}):
@@ -252,7 +252,7 @@ class Driver:
         self._view.halted(trial)
         self._view.note(f"trial {trial.number}: {outcome.reason}; it runs once more")
 
-    # ------------------------------------------------------------------ the rest
+    # ------------------------------------------------------------------ beginning and end
 
     def _take_up(
         self, unfinished: Iterable[JournalTrial[Trial]], leftovers: tuple[str, ...]
@@ -269,7 +269,8 @@ class Driver:
     def _close(self, ending: Ending) -> None:
         """End the running trials and record their outcomes.
 
-        After an interruption or a failure, a journal that cannot be written raises no second error.
+        After an interruption or a failure, a journal that cannot be written is ignored, so that it
+        does not hide the first error.
         """
         self._pool.close()
         is_orderly = ending not in {"interrupted", "failed"}

@@ -29,7 +29,7 @@ from amp_ray.trials.outcome import (
 )
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 
-_JUDGED = (Measured, OutOfMemory, TimedOut)  # depend on the strategy; crashes may be fixed
+_JUDGED = (Measured, OutOfMemory, TimedOut)  # depend on the program; a crash may be a fixed bug
 
 Elapsed = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 
@@ -39,7 +39,7 @@ Begun = TypeVar("Begun")
 
 @dataclass(slots=True, kw_only=True)
 class JournalTrial(Generic[Begun]):
-    """A trial in the journal; its last attempt if there were several."""
+    """A trial in the journal, with its last attempt."""
 
     trial: Begun  # result of ``begun`` for its last ``started`` event
     attempt: int
@@ -55,8 +55,8 @@ class Rebuilt:
 
     state: TunerState
     open: tuple[JournalTrial[Trial], ...]  # trials without an outcome, by number
-    # Ids of attempts that may have left processes or files on hosts: their driver died, or a host
-    # could not be reached
+    # Ids of attempts that may have left processes or files on hosts, because their driver died or
+    # a host could not be reached
     leftovers: tuple[str, ...]
     seconds: float  # wall time of all earlier drivers
     # The last program, from the header or a ``resumed`` event; None for replays and for studies of
@@ -67,7 +67,10 @@ class Rebuilt:
     known_failures: frozenset[str] = frozenset()
 
     def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
-        """Describe how the program has changed, or None; refuse if a trial was measured before."""
+        """Describe how the program has changed since the study began; None if it has not.
+
+        Raises `InputError` if it has changed after a trial was measured.
+        """
         if program is None or self.program is None:
             return None
         before = redact_values(self.program)  # older versions redacted less
@@ -104,7 +107,7 @@ class Event(Section, extra="ignore"):
 class Header(Event):
     """The first event; `folder.open_study` compares all its keys when a study is resumed."""
 
-    study: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]  # prefix of trial ids on hosts
+    study: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]  # id; prefix of the trials' ids
     experiment: str | None = None
     backend: str | None = None
     program: Mapping[str, Any] | None = None  # see `program_record`
@@ -141,8 +144,8 @@ class Interrupted(Event):
 
     number: Index
     attempt: Index
-    unreachable: str | None = None  # why its host could not be reached
-    fault: str | None = None  # why this machine could not run it
+    unreachable: str | None = None  # why the attempt's host could not be reached
+    fault: str | None = None  # why this machine could not run the attempt
 
 
 class SetAside(Event):
@@ -160,7 +163,7 @@ class Alike(Section, extra="ignore"):
 
 
 class Stopped(Event):
-    """A driver ended and could write it down."""
+    """A driver ended in order; a driver that is killed writes no such event."""
 
     ending: Text
     alike: Alike | None = None
@@ -366,7 +369,7 @@ class Replay(Generic[Begun]):
             entry.running = False
 
     def _reopen(self, alike: Alike) -> None:
-        """Remove the outcomes of trials that crashed in the same way: they run again."""
+        """Remove the outcomes of trials that crashed in the same way, so that they run again."""
         self.known_failures.add(alike.sign)
         for number in alike.numbers:
             entry = self.trials.get(number)

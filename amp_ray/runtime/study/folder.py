@@ -27,15 +27,15 @@ CHANGE: Final = "# --set "
 PROGRAM: Final = "program"  # header key of the program; it may change until a trial is measured
 # Path separators, control characters, and prefixes with a special meaning to shells
 _NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
-_ID_BYTES: Final = 4  # of the random study id, which tells two studies on one host apart
-_MODE: Final = 0o700  # of a study's folder: only its owner may read logs and commands
-_MAX_NAMED: Final = 3  # files that an error message lists
+_ID_BYTES: Final = 4  # size of the random study id, which tells two studies on one host apart
+_MODE: Final = 0o700  # permissions of a study's folder: only its owner may read logs and commands
+_MAX_NAMED: Final = 3  # maximum number of files that an error message lists
 
-# A driver writes its name shortly after it takes the lock; until then the file may be empty or name
-# the previous driver
+# A driver writes its name into the lock file shortly after it takes the lock. Until then the file
+# may be empty or name the previous driver
 _NUM_LOOKS: Final = 50
 _PAUSE_S: Final = 0.02
-_MOST_BYTES: Final = 4096  # read from the lock file at most
+_MOST_BYTES: Final = 4096  # maximum size of the lock file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class Study:
     ``lock``            host and process id of the driver
     ``experiment.yaml`` a copy of the experiment file
     ``trials/NNNN-A/``  trial NNNN, attempt A: commands, logs, fetched files
-    ``history.csv``     all trials as a table; ``history.jsonl`` the same as the contract's objects
+    ``history.csv``     all trials as a table; ``history.jsonl`` has one JSON object per trial
     ``measured.csv``    strategies and times, for ``calibrate`` and ``tune --trials replay:``
     ``result.json``     the last result
     ``calibration.json``  the last calibration, for ``plan --calibration``
@@ -86,7 +86,7 @@ def open_study(
     with locked(folder) as died:
         journal = Journal.open(folder / JOURNAL, salvage=salvage and resume)
         try:
-            for partial in folder.glob(PARTIAL):  # of a driver that was killed
+            for partial in folder.glob(PARTIAL):  # temporary files of a driver that was killed
                 partial.unlink(missing_ok=True)
             is_new = not journal.records
             if is_new:
@@ -139,7 +139,7 @@ def check_folder(folder: Path, *, resume: bool) -> bool:
 
 
 def _check_owner(folder: Path) -> None:
-    """Refuse a folder that other users can write to: they could make the driver run commands."""
+    """Refuse a folder that other users can write to, since they could make us run commands."""
     if (reason := why_untrusted(folder)) is not None:
         raise InputError(
             f"{folder}: a study cannot be kept where others could change it: {reason}, or name a "
@@ -217,10 +217,10 @@ def locked(folder: Path) -> Iterator[str | None]:
     """Lock a study's folder; yield a description of a previous driver that died, or None.
 
     The lock is the kernel's ``flock`` on the open file: it ends with the process, so it is never
-    stale. The file's content names the holder. It also protects folders that several machines
-    share, where ``flock`` may work per machine only: there, the lock file of a driver that was
-    killed on another machine has to be removed by hand. The file is never deleted here, because
-    another driver may have it open and wait for it.
+    stale. On a folder that several machines share, ``flock`` may work per machine only, so the file
+    also names the holder, and a driver on another machine is refused. If a driver was killed, users
+    of another machine have to remove its lock file by hand. This program never deletes the file,
+    because another driver may have it open and wait for it.
     """
     path = folder / LOCK
     descriptor = _lock(path)
@@ -261,7 +261,10 @@ def _lock(path: Path) -> int:
 
 
 def _take_over(path: Path, descriptor: int) -> str | None:
-    """Write this driver's name into the lock; describe the driver that died with it, or None."""
+    """Write this driver's name into the lock file; describe the driver that died with the lock.
+
+    Returns None if no driver died.
+    """
     before, here = _read(descriptor), _here()
     same_machine = all(before.get(key) == here[key] for key in ("host", "machine"))
     if before and not same_machine and before.get("boot") != here["boot"]:
@@ -283,7 +286,7 @@ def _unusable(path: Path, error: OSError) -> InputError:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
-    """Return the holder that the lock file names; empty if none is there or it is incomplete."""
+    """Return the holder that the lock file names; empty if the file is empty or incomplete."""
     with contextlib.suppress(ValueError, OSError):
         holder = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
         if isinstance(holder, dict):
@@ -300,8 +303,8 @@ def _describe(holder: dict[str, Any]) -> str:
 def _here() -> dict[str, str]:
     """Return identifiers of this machine and of its current boot.
 
-    Containers on one machine have different host names but the same kernel and boot id, so the
-    kernel's lock holds among them.
+    Containers on one machine differ in host name, but share the kernel and its boot id, so the
+    kernel's lock works between them.
     """
     return {
         "host": os.uname().nodename,

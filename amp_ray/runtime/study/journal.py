@@ -21,7 +21,7 @@ from amp_ray.runtime.files import private
 from amp_ray.units import counted
 
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_COPIED_BYTES: Final = 1 << 20  # per read, when the damaged end of a journal is copied
+_COPIED_BYTES: Final = 1 << 20  # size of a read when the damaged end of a journal is copied
 # Errors of file systems that cannot fsync a folder
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 
@@ -91,8 +91,8 @@ def encode(number: int, body: Body) -> bytes:
 def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Contents:
     """Read a journal; with ``salvage``, keep the records before the first damaged line.
 
-    A crash leaves at most one incomplete record, at the end: it is dropped. Any other line that is
-    no record raises `InputError` with its place, unless ``salvage`` is set.
+    A crash leaves at most one incomplete record, at the end; it is dropped. Any other line that is
+    no record raises `InputError`, which names the line, unless ``salvage`` is set.
     """
     texts: list[bytes] = []
     num_bytes, dropped, is_damaged = 0, None, False
@@ -122,13 +122,13 @@ def _is_torn(line: bytes, number: int) -> bool:
     """Return whether a line is the beginning of one incomplete record, and not damage.
 
     Every record is synchronised before the next one begins, so a crash leaves at most one
-    incomplete record. Zeros (some file systems write them after a power cut) are damage: the number
-    of lost records is unknown.
+    incomplete record. Zeros, which some file systems write after a power cut, count as damage,
+    since the number of lost records is unknown.
     """
     head = b'{"v":%d,"n":%d,"crc":' % (SCHEMA, number)
     if not _WRITTEN.fullmatch(line) or line[: len(head)] != head[: len(line)]:
         return False
-    try:  # damage, if a complete record is followed by other text instead of a line feed
+    try:  # a complete record, followed by other text instead of a line feed, is damage
         end = json.JSONDecoder().raw_decode(line.decode("ascii"))[1]
     except (ValueError, RecursionError):
         return len(_HEAD.findall(line)) <= 1
@@ -200,8 +200,8 @@ class JournalError(AmpRayError):
 class Journal:
     """The open journal of a study; only one driver may have it open.
 
-    ``records`` are those in the file when it was opened. ``dropped`` is a message about the end of
-    the file that was cut off then, or None.
+    ``records`` has the records that were in the file when it was opened. ``dropped`` is a message
+    about the end of the file that was cut off then; None if nothing was cut off.
     """
 
     def __init__(self, path: Path, contents: Contents, descriptor: int) -> None:
@@ -220,8 +220,8 @@ class Journal:
 
         The caller must hold the study's lock. An incomplete record at the end is cut off.
 
-        With ``salvage``, a damaged journal keeps the records before the damage, and the rest
-        is moved to a file beside it.
+        With ``salvage``, a damaged journal keeps the records before the damage; the rest is moved
+        to a new file beside the journal.
         """
         descriptor = -1
         try:
@@ -276,7 +276,7 @@ class Journal:
             self._descriptor = -1
 
     def _write(self, data: bytes) -> None:
-        """Append a line; cut off first the part that an interrupted attempt has written."""
+        """Append a line; first cut off the part that an interrupted attempt has written."""
         status = os.fstat(self._descriptor)
         if self._is_torn:
             os.ftruncate(self._descriptor, self._end[1])
@@ -306,7 +306,7 @@ def sync_folder(folder: Path) -> None:
     """Synchronise a folder, so that a new file in it survives a crash of the machine."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # a folder above the study that may be entered but not listed
+    except PermissionError:  # this user may enter the folder, but not list it
         return
     try:
         os.fsync(descriptor)

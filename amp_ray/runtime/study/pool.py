@@ -23,7 +23,7 @@ from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up; longer than any lease
-SWEEP_TIMEOUT_S: Final = 120.0  # for all groups in parallel, including connection time-outs
+SWEEP_TIMEOUT_S: Final = 120.0  # for the parallel sweeps of all groups, including connection time
 Answer = TypeVar("Answer")
 
 
@@ -36,10 +36,10 @@ class Task:
     """One attempt at a trial."""
 
     number: int
-    attempt: int  # 0, or higher if a host was unreachable or a driver ended before
+    attempt: int  # from 0; higher if a host failed, or a driver ended, in an earlier attempt
     trial_id: str  # unique, a plain file name
     strategy: Strategy  # its placement numbers the devices of one group
-    folder: Path  # for this attempt, on the driver's machine; not created yet
+    folder: Path  # path of this attempt's folder on the driver's machine; not created yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class _Attempt:
 
     task: Task
     group: int
-    start_s: float  # by the monotonic clock
+    start_s: float  # start time by the monotonic clock
 
 
 class RunnerPool:
@@ -193,7 +193,7 @@ class RunnerPool:
         self._runners.clear()
 
     def _finish_some(self, timeout_s: float) -> None:
-        """Wait for the first attempt to end; move all ended ones to ``_finished``."""
+        """Wait until an attempt ends; move all attempts that have ended to ``_finished``."""
         if not self._attempts:
             time.sleep(timeout_s)
         done = futures.wait(self._attempts, timeout_s, FIRST_COMPLETED).done
@@ -287,7 +287,7 @@ class TrialRunner:
         self._launcher.interrupt()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """Remove a dead driver's leftovers; list those that remain, and hosts without answer."""
+        """Remove a dead driver's leftovers; list what remains, and the hosts without answer."""
         return self._launcher.group.sweep_trials(trial_ids)
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class ReadStudy:
         return [{**row, "position": position} for position, row in enumerate(rows, start=1)]
 
     def strategy(self, position: int | None) -> tuple[Strategy, float | None]:
-        """Return a strategy and its time: that at a position, or by default the recommended one."""
+        """Return a strategy and its time: the one at a position, by default the recommended one."""
         where = Where(file=str(self.folder / _RESULT))
         rows = [row for row in self.ranking if row["feasible"]]
         chosen = self.recommendation if position is None else None
@@ -163,7 +163,7 @@ class ReadStudy:
         return strategy, chosen.get("predicted_s", chosen.get("iteration_time_s"))
 
     def calibrated(self) -> Experiment:
-        """Return the experiment, with the study's calibration if it has one."""
+        """Return the experiment, with the study's calibration if the study has one."""
         path = self.folder / _CALIBRATION
         return (
             with_calibration(self.experiment, path, transfer=True)
@@ -252,7 +252,7 @@ def study_state(folder: Path) -> dict[str, Any]:
 def _best(
     trials: Sequence[Mapping[str, Any]], recommended: Mapping[str, Any] | None
 ) -> tuple[int | None, float | None]:
-    """Return trial number and time of the recommended strategy; the fastest if there is none."""
+    """Return trial number and time of the recommended strategy, or else of the fastest one."""
     if recommended is not None:
         number = recommended["trial"]
         return number, None if number is None else recommended["time_s"]
@@ -262,7 +262,10 @@ def _best(
 
 
 def _mean_times(trials: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the mean time per strategy, by first trial; unsteady trials only if all are."""
+    """Return each strategy's mean time, keyed by its first trial's number.
+
+    Unsteady trials count only if all trials are unsteady.
+    """
     times: dict[int, list[float]] = {}
     measured = [trial for trial in trials if trial["mean_s"] is not None]
     for trial in list(filter(trial_tells_time, measured)) or measured:

@@ -65,7 +65,7 @@ class StudyResult:
 
     state: TunerState
     knowledge: Knowledge
-    certificate: Certificate | None  # about untested strategies; None without any trial
+    certificate: Certificate | None  # bound on untested strategies' times; None without any trial
     ending: Ending
     # The trials that crashed in the same way, if the study stopped because of them
     common_failure: CommonFailure | None = None
@@ -118,8 +118,8 @@ def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
 def study_text(result: StudyResult, study: str) -> Iterator[str]:
     """Yield the object of ``tune --json`` as text: a line per key, trial and row.
 
-    Thousands of trials would take half a minute with the standard library's indentation; here only
-    one trial at a time is in memory as an object.
+    The standard library would take half a minute to indent thousands of trials, and would need all
+    of them in memory; here only one trial at a time is in memory as an object.
     """
     yield "{"
     for number, (key, value) in enumerate(_parts(result, study)):
@@ -225,8 +225,8 @@ def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
 def measurements_csv(records: Iterable[TrialRecord]) -> str:
     """Return the outcomes of all runs, repeats included, as a strategies file.
 
-    Runs that failed because of a host are left out. So are strategies that only JSON can describe:
-    with stages that differ, with another placement than the default, or with sliced sequences.
+    Runs that failed because of a host are left out. So are strategies that a table cannot describe:
+    those with different stages, a placement other than the default, or sliced sequences.
     """
     rows = []
     for entry in records:
@@ -239,7 +239,7 @@ def measurements_csv(records: Iterable[TrialRecord]) -> str:
 
 
 def _measurement(outcome: Outcome | None) -> dict[str, Any]:
-    """Return the cells of an outcome; empty if a host or an interruption is to blame."""
+    """Return the cells of an outcome; an empty mapping if a host or an interruption is to blame."""
     if isinstance(outcome, Measured):
         return {
             "measured_s": outcome.measured_s,

@@ -26,7 +26,7 @@ PUBLISHED: Final = "amp-2022"  # name of the cost model, and of the policy that 
 PoolKind = Literal["auto", "threads", "ray"]
 
 Key = Candidate | Strategy
-"""A line of a table names a strategy, or a candidate, for which the planner chooses the cuts."""
+"""A table's line names a strategy or a candidate; for a candidate, the planner chooses the cuts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class TuneOptions:
     """The options of ``amp-ray tune``."""
 
     backend: Literal["ssh", "local", "replay"]  # where trials run; ``replay`` answers from a table
-    table: Path | None = None  # of ``replay``
+    table: Path | None = None  # table of measurements for ``replay``
     budget: int  # number of trials, including those of earlier runs of the study
     time_budget_s: float | None = None  # wall time, including earlier runs; None for no limit
     policy: Policy = "best"
@@ -62,7 +62,7 @@ class Space:
         )
 
     def why_none(self, experiment: Experiment) -> str:
-        """Explain why no strategy is expected to run."""
+        """Explain why the space has no strategy that is expected to run."""
         estimates = [result for result in self.results if isinstance(result, Estimate)]
         fitting = [estimate for estimate in estimates if estimate.feasible]
         if not fitting:
@@ -83,7 +83,7 @@ class Space:
 def study_space(
     experiment: Experiment, options: TuneOptions, progress: Callable[[int, int], None]
 ) -> Space:
-    """Plan all candidates, or score those of a table; ``progress`` gets (done, total)."""
+    """Plan all candidates, or score the strategies of a table; ``progress`` gets (done, total)."""
     if options.backend != "replay":
         planned = plan_experiment(
             launchable_only(experiment),
@@ -107,7 +107,7 @@ def study_space(
 
 
 def _launched(experiment: Experiment, result: Result) -> Result:
-    """Mark a strategy that cannot be launched, and add the reason to its warnings."""
+    """Return a result with a warning if its strategy cannot be launched."""
     if not isinstance(result, Estimate) or not result.launchable:
         return result
     problem = trial_problem(experiment, result.strategy)

@@ -50,15 +50,15 @@ from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)
 RESULT: Final = "result.json"  # in a study's folder: the object of ``tune --json``
-_DIGEST_LETTERS: Final = 12  # of the SHA-256 of a table
-_ACTOR_CPUS: Final = 1  # of a Ray instance only for trial actors, which request no CPU
+_DIGEST_LETTERS: Final = 12  # leading digits of the SHA-256 of a table
+_ACTOR_CPUS: Final = 1  # CPUs of a Ray instance only for trial actors, which request none
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals of Ctrl-C, of ``kill`` and service managers, and of a closed terminal."""
 
 
 class Interruption:
-    """Context manager that raises ``KeyboardInterrupt`` on signals, but not inside `steady`.
+    """Context manager that turns signals into ``KeyboardInterrupt``, but not inside `steady`.
 
     Use it in the main thread. A signal that is ignored already, as under ``nohup``, stays ignored.
     """
@@ -87,7 +87,7 @@ class Interruption:
         beginning if an earlier one was swallowed by other code (starting Ray can do that).
         """
         if isinstance(sys.exception(), KeyboardInterrupt):
-            self._is_pending = False  # it is being handled: this block cleans up
+            self._is_pending = False  # the signal is being handled: this block is its clean-up
         self._raise_pending()
         self._is_steady = True
         try:
@@ -116,7 +116,7 @@ def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> T
 def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]:
     """Return the journal's header: values that must be the same when a study is resumed.
 
-    The names of hosts are not part of it: a study may go on with other hosts of the same kind.
+    The header has no names of hosts: a study may go on with other hosts of the same kind.
     """
     table = None
     if options.table is not None:  # the digest detects a changed table
@@ -185,7 +185,7 @@ class Tuning:
         """Replay the journal, and append a ``resumed`` event unless the study is new."""
         path = study.folder / JOURNAL
         rebuilt = study_events.rebuild(state, study.journal.records, file=str(path))
-        if self.options.salvage:  # attempts that the journal has lost may have leftovers on hosts
+        if self.options.salvage:  # lost records may hide attempts with leftovers on hosts
             names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
             leftovers = tuple(dict.fromkeys((*rebuilt.leftovers, *sorted(names))))
             rebuilt = replace(rebuilt, leftovers=leftovers)
@@ -231,7 +231,7 @@ class Tuning:
 
         address = self.options.workers.address
         try:
-            with steady():  # a Ray that has started only in part cannot be ended in order
+            with steady():  # no signal now: a Ray that has started only in part cannot be ended
                 stack.enter_context(actors.connect(address, num_cpus=_ACTOR_CPUS))
             return actors.actor_pool(factory, num_groups)
         except RayUnavailableError as error:
@@ -255,7 +255,7 @@ def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> Study
         result = driver.run(rebuilt.open, rebuilt.leftovers)
     except BaseException as error:
         ending: Ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        with contextlib.suppress(AmpRayError):  # report only the first error, as of a full disk
+        with contextlib.suppress(AmpRayError):  # report only the first error, such as a full disk
             write_results(study, driver.result(ending))
         raise
     write_results(study, result)
@@ -287,7 +287,7 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
 
 
 def _without_secrets(text: str, source: Path) -> str:
-    """Return a file's text unchanged or, if it has secrets, its other values as JSON."""
+    """Return a file's text unchanged; if it has secrets, return its values without them as JSON."""
     values = parse_yaml(text, file=str(source)).values
     kept = redact_values(values)
     if kept == values and redact(text) == text:
@@ -340,7 +340,11 @@ def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
 
 
 def _wants_actors(options: TuneOptions) -> bool:
-    """Return whether trials run in Ray actors: by option, or for SSH or a cluster if installed."""
+    """Return whether trials run in Ray actors.
+
+    If the option is ``auto``, they do if Ray is installed and the backend is SSH, or a Ray cluster
+    is requested.
+    """
     if options.pool != "auto":
         return options.pool == "ray"
     wants = options.backend == "ssh" or options.workers.forced or "RAY_ADDRESS" in os.environ

@@ -1,1 +1,1 @@
-"""Runtime ``torch``: executes the instruction lists of any strategy by ``torch.distributed``."""
+"""Runtime ``torch``: executes the instruction lists of any strategy with ``torch.distributed``."""

@@ -26,9 +26,9 @@ class _Kept(NamedTuple):
 class BuiltChunk(NamedTuple):
     """The layers of one chunk."""
 
-    modules: nn.ModuleList  # distinct modules
+    modules: nn.ModuleList  # the chunk's modules, each once
     run: tuple[Layer, ...]  # functions that run in sequence
-    lent: tuple[nn.Module, ...] = ()  # modules whose weights other layers use, too
+    lent: tuple[nn.Module, ...] = ()  # modules whose weights are also used by other layers
 
 
 def build_chunks(
@@ -39,7 +39,7 @@ def build_chunks(
     Args:
         specs: Layers of the whole model.
         chunks: First and end layer of each chunk.
-        stage: Has the kind of recomputation and the number of blocks, counted from its first.
+        stage: Says which recomputation to use, and how many of the stage's first blocks recompute.
     """
     again = len(specs) if stage.recompute_layers is None else stage.recompute_layers
     num_recomputed = 0 if stage.recompute == "none" else again
@@ -87,10 +87,10 @@ class Chunks:
         tokens: Sequence[int],
         loss: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
-        """Run a unit's layers, and then the loss if there is one.
+        """Run a unit's layers, and then ``loss`` unless it is None.
 
-        An input from another stage requires a gradient. ``tokens`` has the lengths of all token
-        slices of the micro-batch; it is empty if sequences are whole.
+        The input ``source`` gets a gradient if it comes from another stage. ``tokens`` has the
+        lengths of all token slices of the micro-batch; it is empty if sequences are whole.
         """
         self._look_at(unit, tokens)
         value = source
@@ -113,7 +113,7 @@ class Chunks:
         return result
 
     def _look_at(self, unit: Unit, tokens: Sequence[int]) -> Passed | None:
-        """Set the window to a unit's tokens; needed again before recomputation."""
+        """Set the window to a unit's tokens; called before both passes, for recomputation."""
         place = (unit.chunk, unit.micro_batch)
         passed = self.passed.setdefault(place, Passed()) if len(tokens) > 1 else None
         self.window.first = sum(tokens[: unit.token_slice])

@@ -61,8 +61,8 @@ class StageModel:
     Attributes:
         chunks: Layers of every chunk.
         sharded: Layers of every chunk if replicas shard the weights, else empty.
-        weights: Weights of every chunk: those of this stage alone, and its copy of a table that
-            two stages share.
+        weights: Weights of every chunk, including this stage's copy of a table that two stages
+            share.
     """
 
     def __init__(self, job: Job, place: Coordinates, spans: Spans, *, cuda: bool) -> None:
@@ -103,7 +103,7 @@ class StageModel:
         ]
 
     def _weights(self, job: Job, index: int, same_experts: Replicas | None) -> list[Part]:
-        """Return a chunk's weights, after sharding those that replicas divide."""
+        """Return a chunk's weights; first shard the weights that replicas divide."""
         chunk, table = self.chunks[index], self.tables[index]
 
         def flatten(part: list[Any]) -> FlatParameters:
@@ -121,7 +121,7 @@ class StageModel:
         return [*([] if table is None else [flatten([table])]), *sharded.parts]
 
     def begin_backward(self, chunk: int, *, last: bool) -> None:
-        """Prepare a backward pass of a chunk; ``last`` if it is the chunk's last in the step."""
+        """Prepare a backward pass of a chunk; ``last`` if the chunk has no later one."""
         if self.sharded:
             self.sharded[chunk].begin_backward(last=last)
 
@@ -137,9 +137,12 @@ def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextPara
 
 
 def _share_out(job: Job, processes: Sequence[int], limit: dt.timedelta) -> Replicas:
-    """Return the ranks with the same weights; one shard group if its size does not divide them."""
-    wished, number = job.grid.shard_ranks, len(processes)
-    num_shards = number if not wished or number % wished else wished
+    """Return the ranks with the same weights, divided into shard groups of ``shard_ranks`` ranks.
+
+    If this number does not divide them, they form one shard group.
+    """
+    shard_ranks, number = job.grid.shard_ranks, len(processes)
+    num_shards = number if not shard_ranks or number % shard_ranks else shard_ranks
     return replicas_of(processes, num_shards if job.zero_stage else 1, limit)
 
 
@@ -183,7 +186,7 @@ def _chunks(
 def _with_edges(
     chunk: BuiltChunk, ends: tuple[int, int], grid: Grid, stage: int, parallel: TensorParallel
 ) -> BuiltChunk:
-    """Add splitting of a chunk's input tokens and gathering of its output where needed."""
+    """Add functions that split a chunk's input tokens, and gather its output's, where needed."""
     before, after = (stage - 1) % grid.pp, (stage + 1) % grid.pp
     splits = ends[0] > 0 and not grid.divides_tokens(stage, before)
     joins = ends[1] < grid.bounds[-1] and not grid.divides_tokens(stage, after)
@@ -198,7 +201,7 @@ def _with_edges(
 def _shared_table(
     specs: Sequence[LayerSpec], chunk: BuiltChunk, ends: tuple[int, int]
 ) -> Any | None:  # noqa: ANN401 - a torch parameter
-    """Return the chunk's copy of a table that another stage holds, too; else None."""
+    """Return the chunk's copy of a table that another stage also holds; None if it has none."""
     keys = [spec.tied_key for spec in specs]
     chunk_keys = keys[slice(*ends)]
     if TIED_KEY not in chunk_keys or keys.count(TIED_KEY) == chunk_keys.count(TIED_KEY):
@@ -209,7 +212,8 @@ def _shared_table(
 def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: ANN401
     """Group a chunk's parameters by the set of ranks that hold them.
 
-    The groups: tp shards, copies on all tp ranks, experts, and a table shared by two stages.
+    The groups are: weights sharded over tp, weights copied on all tp ranks, experts, and a table
+    that two stages share.
     """
     shards, copies, experts = list[Any](), list[Any](), list[Any]()
     for parameter in chunk.modules.parameters():
@@ -225,7 +229,7 @@ class Update:
 
     Args:
         place: Coordinates of this rank.
-        model: Its weights, which are updated.
+        model: Weights of this rank, which are updated.
     """
 
     def __init__(self, job: Job, place: Coordinates, model: StageModel) -> None:
@@ -233,7 +237,7 @@ class Update:
         self.scale = LossScale(active=job.precision == "fp16")
         self.all = [part for parts in model.weights for part in parts]
         masters = [master for part in self.all for master in part.masters]
-        # Fused on CPUs, too: flat vectors do not stay in cache between operations.
+        # Fused on CPUs, too, because flat vectors do not stay in the cache between operations.
         self.optimizer = build_optimizer(job, masters, fused=True)
         self.tied = {
             chunk: self._tied_table(table)
@@ -244,7 +248,8 @@ class Update:
     def reduce(self, chunk: int) -> None:
         """Sum the gradients of a chunk over its replicas, and a shared table's over both stages.
 
-        If tp ranks divide the tokens, gradients of replicated weights are summed over tp, too.
+        If tp ranks divide the tokens, the gradients of weights that all of them hold are summed
+        over tp, too.
         """
         parallel = self.model.parallel
         for part in self.model.weights[chunk]:
@@ -272,7 +277,7 @@ class Update:
             part.updated()
 
     def _norm(self) -> float:
-        """Return the norm of the whole model's gradients, each counted once."""
+        """Return the norm of the whole model's gradients; each gradient counts once."""
         square = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for total in (total for part in self._counted() for total in part.totals):
             square += total.double().square().sum()
@@ -280,7 +285,7 @@ class Update:
         return float(square.sqrt())
 
     def _counted(self) -> Iterator[Part]:
-        """Yield the parts that this rank counts in the norm; no other rank counts them."""
+        """Yield the parts that this rank, and no other, counts in the norm."""
         for chunk, parts in enumerate(self.model.weights):
             for part in parts:
                 is_table = part.parameters[0] is self.model.tables[chunk]
@@ -316,8 +321,8 @@ class TorchEngine:
 
     Args:
         place: Coordinates of this rank.
-        model: Its layers.
-        update: Its gradient synchronisation and optimizer.
+        model: Layers of this rank.
+        update: Gradient synchronisation and optimizer of this rank.
     """
 
     def __init__(
@@ -438,7 +443,7 @@ class TorchEngine:
     # --------------------------------------------------------------------------- messages
 
     def _keep(self, kind: str, unit: Unit, value: Tensor | None) -> None:
-        """Store an output until it is sent; skip None, the gradient of the first stage's data."""
+        """Store an output until it is sent; ignore None, as the model's input has no gradient."""
         if value is not None:
             self.values[kind, unit] = value
 

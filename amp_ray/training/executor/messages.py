@@ -12,7 +12,7 @@ from amp_ray.training.grid import Piece, shard_range
 MessageKind = Literal["activation", "gradient", "tied"]
 
 _TAGS: Final[dict[MessageKind, int]] = {"activation": 0, "gradient": 1, "tied": 2}
-"""Kind of a message; messages of one kind between two processes arrive in the order sent."""
+"""Tag of each kind of message; between two processes, messages with one tag arrive in order."""
 
 
 class _Part(NamedTuple):
@@ -24,10 +24,10 @@ class _Part(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """A tensor being received."""
+    """A tensor that is being received."""
 
     tensor: Tensor
-    # Its messages; a message received directly into the tensor is its own target
+    # Messages with the tensor's parts; buffer and target are the same if no copy is needed
     parts: tuple[_Part, ...]
 
     def wait(self) -> Tensor:
@@ -42,8 +42,8 @@ class Incoming(NamedTuple):
 class Messages:
     """Sends and receives pieces of tensors asynchronously.
 
-    NCCL serialises the messages between two processes of one group, so that crossing messages
-    would deadlock. With NCCL, each kind and direction therefore has a separate group.
+    NCCL serialises the messages between two processes of a group, so two messages in opposite
+    directions would deadlock. With NCCL, each kind and direction therefore has a separate group.
     """
 
     def __init__(self, *, cuda: bool) -> None:

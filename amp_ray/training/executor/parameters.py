@@ -2,8 +2,8 @@
 
 A flat vector needs only one message and one optimizer operation.
 
-Gradients are accumulated in single precision. In half precision the optimizer updates
-single-precision weights, and the layers use rounded copies.
+Gradients are accumulated in single precision. If the layers compute in half precision, they use
+rounded copies of the single-precision weights that the optimizer updates.
 """
 
 import datetime as dt
@@ -26,14 +26,14 @@ from amp_ray.training.parallel import is_divided
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """The ranks that hold the same layers of a stage, as seen by one of them."""
+    """The ranks that hold the same layers of a stage, as seen by one of these ranks."""
 
-    # Processes of each shard group, which holds one full copy; one process if nothing is sharded
+    # Processes of each shard group; a group holds one full copy, and is one process if not sharded
     rows: tuple[tuple[int, ...], ...]
     group: Any  # group of all these ranks; None for a single rank
     shards: Any  # this rank's shard group; None for a single rank
     copies: Any  # ranks of other shard groups with the same shard; None for a single rank
-    is_first_copy: bool  # whether this rank's shard group is the first
+    is_first_copy: bool  # whether this rank belongs to the first shard group
 
     @property
     def num_shards(self) -> int:
@@ -90,7 +90,7 @@ class Part:
 
     Args:
         masters: Tensors that this rank's optimizer updates; their gradients are set by `reduce`.
-        is_divided: Whether each tp rank has a different shard, not a copy.
+        is_divided: Whether the tp ranks have different shards, not copies.
         is_first_copy: Whether no earlier replica updates the same parameters.
     """
 
@@ -113,7 +113,7 @@ class Part:
         self.forget()
 
     def forget(self) -> None:
-        """Begin with gradients of zero."""
+        """Set the gradients to zero."""
 
 
 class FlatParameters(Part):
@@ -122,8 +122,8 @@ class FlatParameters(Part):
     Args:
         parameters: Their data becomes part of a flat vector.
         dtype: Data type of the layers' weights.
-        replicas: Ranks with the same parameters; each shard group updates every weight once and
-            holds its optimizer state once (ZeRO-1).
+        replicas: Ranks with the same parameters. The ranks of a shard group divide the update and
+            the optimizer state (ZeRO-1).
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class FlatParameters(Part):
         self.forget()
 
     def forget(self) -> None:
-        """Begin with gradients of zero."""
+        """Set the gradients to zero."""
         self.gradients.zero_()
 
 
@@ -205,7 +205,7 @@ class TiedTable:
         self.gradient, self.receives, self.sends = gradient, receives, sends
 
     def reduce(self, messages: Messages) -> None:
-        """Add the other stage's gradient; both stages add the same numbers and stay equal."""
+        """Add the other stage's gradient; both stages get the same sum, so tables stay equal."""
         gradient = self.gradient.clone()
         arriving = [
             (rows, messages.receive_rows(gradient[rows.first : rows.end], rows.process))
@@ -248,17 +248,18 @@ class ShardedChunk(nn.Module):
     ================  =====================================  =====================================
     2, one stage      in the first forward pass of a step    in every backward pass
     3, one stage      in every pass; where weights are       in every backward pass
-                      kept, in every forward pass
+                      kept, only in every forward pass
     3, a pipeline     in the first forward pass of a step    in the last backward pass of a chunk
     ================  =====================================  =====================================
 
-    Reduced gradients are accumulated in shards, others as full tensors.
+    Reduced gradients are accumulated in shards; gradients that wait for the reduction, as full
+    tensors.
 
     Args:
         job: Has the ZeRO stage.
         chunk: Layers with full weights in single precision, on the CPU.
         replicas: Ranks over which the weights are sharded.
-        table: A weight that is not sharded, as another stage holds it, too.
+        table: A weight that is not sharded, because another stage also holds it.
 
     References:
         Rajbhandari et al., ZeRO, arXiv:1910.02054; Zhao et al., PyTorch FSDP, arXiv:2304.11277.
@@ -274,7 +275,7 @@ class ShardedChunk(nn.Module):
         device: torch.device,
         table: Any | None,  # noqa: ANN401 - a torch parameter
     ) -> None:
-        """Shard the weights layer by layer; those of a layer that runs twice, with the chunk."""
+        """Shard the weights layer by layer; weights that two layers use, with the whole chunk."""
         super().__init__()
         _check_torch()
         self.layers, self.run = chunk.modules, chunk.run
@@ -295,7 +296,7 @@ class ShardedChunk(nn.Module):
                 ),
                 ignored_params=set() if table is None else {table},
             )
-            # Losses are weighted by samples already: gradients are summed, not averaged.
+            # Sum gradients instead of averaging them: losses are already weighted by samples.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self.parts = [
@@ -314,7 +315,7 @@ class ShardedChunk(nn.Module):
         return value
 
     def begin_backward(self, *, last: bool) -> None:
-        """Prepare the exchanges of the next backward pass; ``last`` if it ends the step."""
+        """Prepare the communication of the next backward pass; ``last`` if it ends the step."""
         self.set_is_last_backward(last)
         self.set_requires_gradient_sync(last or not self.reduces_once)
         self.set_reshard_after_backward(last or not self.gathers_once)
@@ -332,7 +333,7 @@ class ShardedParameters(Part):
     """
 
     def __init__(self, parameters: list[Any], replicas: Replicas, is_divided: bool) -> None:  # noqa: FBT001
-        """Give the local shards to the optimizer; small tensors have none on some ranks."""
+        """Give the local shards to the optimizer; a small tensor's shard may be empty."""
         super().__init__(
             masters=[nn.Parameter(_local(parameter)) for parameter in parameters],
             is_divided=is_divided,
@@ -364,7 +365,7 @@ def _local(value: Any) -> Tensor:  # noqa: ANN401 - a DTensor
 
 
 def _mesh(replicas: Replicas, device: torch.device) -> DeviceMesh:
-    """Return the replicas as a mesh for ``fully_shard``: shards, or copies by shards."""
+    """Return the replicas as a mesh for ``fully_shard``, of shape (shards) or (copies, shards)."""
     if replicas.copies is None:
         return DeviceMesh.from_group(replicas.shards, device.type)
     return DeviceMesh.from_group(

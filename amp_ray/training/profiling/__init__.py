@@ -9,10 +9,10 @@ the end of the run.
 event          values
 =============  ===================================================================
 ``hardware``   ``hardware``, ``versions``
-``begin``      ``tp``, ``micro_batch_size``, ``layer``: this is measured next
-``layer``      the same, with seconds and bytes
-``slice``      the same for a slice, with ``tokens`` and, before them, ``context``
-``oom``        a point that does not fit, nor does anything larger at this tp
+``begin``      ``tp``, ``micro_batch_size``, ``layer``: the point that is measured next
+``layer``      the keys of ``begin``, seconds and bytes
+``slice``      the keys of ``layer``, the slice's ``tokens``, and earlier tokens as ``context``
+``oom``        a point that does not fit in memory; larger ones at this tp do not fit, either
 ``link``       ``what``, ``num_ranks``, ``bytes``, ``seconds``
 ``step``       ``host_s_per_micro_batch``, ``host_s_per_iteration``, ``memory_bytes_per_s``
 =============  ===================================================================

@@ -1,4 +1,4 @@
-"""Timing of single layers and losses: inputs as in training, both passes repeated."""
+"""Timing of both passes of single layers and losses, with inputs as in training."""
 
 import statistics
 import time
@@ -27,12 +27,12 @@ from amp_ray.trials.profile.points import LayerPoint
 class SwitchedParallel(TensorParallel):
     """Tensor-parallel ranks whose all-reduces can be switched off."""
 
-    # Whether all-reduces are skipped, so that no rank waits for one that runs out of memory
+    # Whether all-reduces are skipped, so that no rank waits for a rank that runs out of memory
     silent: bool = False
 
     def all_reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
         """Sum (or take the maximum of) a tensor over the ranks in place; skip it if silent."""
-        # Not super(): slots=True makes a new class, which super() without arguments misses.
+        # super() without arguments does not work here: slots=True replaces the class.
         return value if self.silent else TensorParallel.all_reduce(self, value, largest=largest)
 
 
@@ -43,7 +43,7 @@ class Subject:
     run: Callable[[Tensor], Tensor]
     source: Tensor
     module: nn.Module | None  # the layer; None for a loss
-    # Gradient of the output; None for a loss, a scalar
+    # Gradient of the output; None for a loss, which is a scalar
     gradient: Tensor | None = field(default=None)
 
     def forward(self) -> Tensor:
@@ -59,7 +59,7 @@ class Subject:
         return [] if self.module is None else list(self.module.parameters())
 
     def forget_gradients(self) -> None:
-        """Drop all gradients, as accumulation is not part of the layer's time."""
+        """Drop all gradients, since their accumulation is not part of the layer's time."""
         for leaf in (self.source, *self.parameters()):
             leaf.grad = None
 
@@ -77,7 +77,7 @@ def make_subject(job: Job, point: LayerPoint, parallel: SwitchedParallel, device
         window.begin_behind(point.layer, context.to(device=device, dtype=dtype))
     spec = layers[point.layer]
     module = spec.build().to(device=device, dtype=dtype)
-    # A tied layer is the embedding's table, used through another function.
+    # The module of a tied layer is the embedding's table; only the function differs.
     tied = spec.forward_fn
 
     def run(value: Tensor) -> Tensor:
@@ -143,11 +143,11 @@ LAUNCH_PASSES: Final = 5
 
 
 SLICE_TARGET_S: Final = 0.2
-"""The same for a slice; it is shorter, as there are many slices."""
+"""Target for the passes of one slice, which is shorter because there are many slices."""
 
 
 def repeats_for(pass_s: float, target_s: float = TARGET_S) -> int:
-    """Return the number of repeats of passes that take ``pass_s`` each.
+    """Return how often to repeat passes that take ``pass_s`` each.
 
     Example:
         >>> repeats_for(1e-4), repeats_for(0.02), repeats_for(3.0)
@@ -158,7 +158,7 @@ def repeats_for(pass_s: float, target_s: float = TARGET_S) -> int:
 
 
 def warm_up(subject: Subject, *, cuda: bool) -> float:
-    """Run both passes a few times; return the seconds of the last time."""
+    """Run both passes a few times; return the seconds of the last repeat."""
     elapsed_s = 0.0
     for _ in range(WARMUP_PASSES):
         start = time.perf_counter()
@@ -206,8 +206,8 @@ def time_passes(subject: Subject, spans: Spans, repeats: int, *, cuda: bool) -> 
 def time_launch(subject: Subject, *, cuda: bool) -> dict[str, float]:
     """Time how long the host takes to launch both passes on an idle device.
 
-    On a CPU, where a call returns when its work is done, that is the pass itself. The medians
-    ``forward_launch_s`` and ``backward_launch_s`` include all-reduces.
+    On a CPU, where a call returns when its work is done, the launch is the pass itself. The result
+    has the medians ``forward_launch_s`` and ``backward_launch_s``, which include all-reduces.
     """
     forward, backward = [], []
     for _ in range(LAUNCH_PASSES):
@@ -245,12 +245,12 @@ def _wait(*, cuda: bool) -> None:
 def footprint(subject: Subject, *, cuda: bool) -> dict[str, int]:
     """Run both passes once and return their bytes.
 
-    The parameters' gradients already exist, as from the second micro-batch of a step on.
+    The parameters' gradients already exist, as they do after the first micro-batch of a step.
 
     Returns:
-        ``kept_bytes``: memory that autograd saves between the passes, each tensor once, with the
-        layer's input if it is saved, without weights. ``temporary_bytes``: peak of the memory
-        allocated beyond that in both passes.
+        ``kept_bytes``: tensors that autograd saves between the passes, including the layer's input
+        if it is saved, but not weights. ``temporary_bytes``: peak of all other memory that is
+        allocated in both passes.
     """
     subject.forget_gradients()
     for parameter in subject.parameters():
@@ -271,7 +271,7 @@ def footprint(subject: Subject, *, cuda: bool) -> dict[str, int]:
 
     peak_bytes = _cuda_peak(both) if cuda else _host_peak(both)
     subject.forget_gradients()
-    # The input exists before the layer runs, whether it is saved or not.
+    # The input exists before the layer runs, whether autograd saves it or not.
     made = sum(size for place, size in kept.items() if place != _place(subject.source))
     return {"kept_bytes": sum(kept.values()), "temporary_bytes": max(0, peak_bytes - made)}
 

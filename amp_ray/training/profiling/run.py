@@ -49,14 +49,14 @@ WARMUP_REPEATS: Final = 2
 BYTES_PER_ELEMENT: Final = 4
 
 PAIR: Final = 2
-"""Ranks that exchange messages, and messages of a round trip."""
+"""Number of ranks that exchange messages, and of messages per round trip."""
 
 _T = TypeVar("_T")
 
 WARMUP_STEPS: Final = 3
 REPEATS: Final = 12
 MICRO_BATCHES: Final = (1, 3)
-"""Numbers of micro-batches of two runs, whose difference in time is that of two micro-batches."""
+"""Numbers of micro-batches of two runs; they differ by the time of two micro-batches."""
 
 TINY_TOKENS: Final = 2
 HEAD_SIZE: Final = 2
@@ -72,11 +72,11 @@ BUCKET_PASSES: Final = 4
 """Accesses per parameter to copy to a flat buffer and back: two reads and two writes."""
 
 LEAST_TRAFFIC_FRACTION: Final = 0.5
-"""Minimum share of traffic in the time of the full pass, since on a busy machine its difference to
-the empty pass is unreliable."""
+"""Lower limit for the share of memory traffic in the time of the full pass: on a busy machine, the
+difference between the times of the full and the empty pass is unreliable."""
 
 UPDATE_PASSES: Final = {"adam": 7, "adamw": 7, "sgd": 3}
-"""Accesses per parameter of an update: gradient read; weight and moments read and written."""
+"""Accesses per parameter of an update: one to read the gradient, two per weight and moment."""
 
 
 class Ranks:
@@ -121,7 +121,7 @@ class Ranks:
             torch.cuda.synchronize()
 
     def attempt(self, work: Callable[[], _T]) -> _T | None:
-        """Do local work; return None on all ranks if one of them ran out of memory."""
+        """Do local work; return None on all ranks if any rank ran out of memory."""
         result: _T | None = None
         failed = False
         try:
@@ -156,7 +156,7 @@ class _Run:
         return DeviceClock() if self.cuda else HostClock()
 
     def tell(self, event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
-        """Send an event from one rank, on behalf of all."""
+        """Send an event from one rank on behalf of all ranks."""
         if self.ranks.rank == 0:
             self.channel.send(event, **values)
 
@@ -175,13 +175,13 @@ def run(job: ProfileJob, channel: EventChannel) -> None:
         elapsed_s = time.monotonic() - state.start
         record = {"schema": SCHEMA, "trial_id": job.trial.trial_id}
         write_result(job.trial.out_dir, {**record, "complete": complete, "elapsed_s": elapsed_s})
-    # No rank exits before the result is on disk: an exit would look like a failure.
+    # No rank may exit before the result is on disk: its exit would look like a failure.
     state.ranks.barrier()
     torch.distributed.destroy_process_group()
 
 
 def _links(state: _Run) -> bool:
-    """Measure messages; return whether the time sufficed."""
+    """Measure messages; return whether all were measured within the time."""
     for link in state.job.links:
         if state.is_over():
             return False
@@ -193,7 +193,7 @@ def _links(state: _Run) -> bool:
 
 
 def _step(state: _Run) -> bool:
-    """Measure a step's costs outside the layers; return whether the time sufficed."""
+    """Measure a step's costs outside the layers; return whether this was done within the time."""
     if state.job.step:
         if state.is_over():
             return False
@@ -204,7 +204,7 @@ def _step(state: _Run) -> bool:
 
 
 def _layers(state: _Run) -> bool:
-    """Measure layers; return whether the time sufficed."""
+    """Measure layers; return whether all were measured within the time."""
     too_large: list[LayerPoint] = []
     for point in state.job.points:
         if any(map(point.is_as_large_as, too_large)):
@@ -248,7 +248,7 @@ def _layer(state: _Run, point: LayerPoint) -> dict[str, float] | None:
 def _rehearse(
     state: _Run, point: LayerPoint, parallel: SwitchedParallel
 ) -> tuple[Subject, dict[str, int]]:
-    """Build a layer and run it without communication, so that it may safely run out of memory."""
+    """Build a layer and run it; without communication, so that no rank hangs if memory runs out."""
     parallel.silent = True
     subject = make_subject(state.job.trial, point, parallel, state.ranks.device)
     subject.backward(subject.forward())
@@ -323,7 +323,7 @@ def _there_and_back(ranks: Ranks, value: Tensor) -> None:
 
 
 def time_step(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float] | None:
-    """Measure an optimizer step without its layers, all ranks at once.
+    """Measure an optimizer step without its layers, on all ranks at once.
 
     Returns:
         Medians over the ranks of ``host_s_per_micro_batch``, ``host_s_per_iteration`` and
@@ -346,7 +346,7 @@ def tiny_shape(shape: ModelShape) -> ModelShape:
         16
     """
     if is_image(shape):
-        # As wide as it has to be for the last level to have a feature per head
+        # The least width that leaves the last level one feature per head
         shrinking = shape.hidden_size // level_width(shape, len(shape.depth) - 1)
         hidden = shape.num_heads * shrinking
         return replace(shape, hidden_size=hidden, bottom_width=1, latent_size=1, window_size=1)
@@ -366,7 +366,7 @@ def tiny_shape(shape: ModelShape) -> ModelShape:
 def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
     """Measure the host's time per micro-batch and iteration with a tiny model.
 
-    The time of its layers is subtracted, as layers are measured separately.
+    The time of the model's layers is subtracted, because layers are measured separately.
     """
     tiny = replace(job, model=tiny_shape(job.model), zero_stage=0)
     few, many = MICRO_BATCHES
@@ -384,7 +384,7 @@ def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
 def _program(
     job: Job, number: int, ranks: Ranks, *, cuda: bool
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return functions for a step of ``number`` micro-batches, and for the layers of one."""
+    """Return a function that runs a step of ``number`` micro-batches, and one for a layer pass."""
     grid = replace(job.grid, micro_batch_size=1, num_micro_batches=number)
     job = replace(job, grid=grid, global_batch_size=grid.dp * number)
     parallel = TensorParallel(rank=0, size=1)
@@ -405,7 +405,7 @@ def _program(
 
 
 def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
-    """Measure the memory rate of gradient operations, without the cost for empty tensors."""
+    """Measure the memory rate of gradient operations; subtract their time with tiny tensors."""
     parallel = SwitchedParallel(rank=0, size=1, group=None, spans=Spans(clock=HostClock()))
     block = layer_kinds(job.model).index("block")
     subject = make_subject(
@@ -422,7 +422,7 @@ def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
 
 
 def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Callable[[], None]:
-    """Return a function that accumulates gradients, copies them via a bucket and updates."""
+    """Return a function that accumulates and copies gradients and updates weights, like a step."""
     weights = nn.ParameterList(torch.zeros(size, device=ranks.device) for size in sizes)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
@@ -445,8 +445,9 @@ def _alternating_s(
 ) -> tuple[float, ...]:
     """Return the lower quartile of the seconds of each task.
 
-    Tasks alternate, and the quartile excludes disturbed runs: differences between tasks are
-    small compared with other work on the machine. All ranks call ``meet`` before each task.
+    Differences between tasks are small compared with the disturbance by other work on the machine.
+    So tasks alternate, and the quartile excludes disturbed runs. All ranks call ``meet`` before
+    each task.
     """
     times: list[list[float]] = [[] for _ in tasks]
     for _ in range(WARMUP_STEPS + REPEATS):

@@ -19,11 +19,11 @@ from amp_ray.trials.doctor.software import (
 from amp_ray.units import GIB, MIB
 
 MIN_DISK_BYTES: Final = 16 * MIB  # for the program's files, its job and a few pages of log
-LOG_BYTES: Final = 16 * MIB  # maximum that the agent keeps of one rank's log, all parts together
-MIN_SHARED_BYTES: Final = 64 * MIB  # ``/dev/shm`` per rank; the default size in containers
-NCCL_SHARED_BYTES: Final = GIB  # NCCL's need if GPUs of a host communicate through it
-CONTEXT_BYTES: Final = 64 * MIB  # smaller than any CUDA context; a display server uses less
-USED_FRACTION: Final = 0.05  # share of a GPU's memory; drivers reserve less
+LOG_BYTES: Final = 16 * MIB  # maximum size of one rank's log on a host
+MIN_SHARED_BYTES: Final = 64 * MIB  # least ``/dev/shm`` per rank; the default size in containers
+NCCL_SHARED_BYTES: Final = GIB  # ``/dev/shm`` that NCCL needs if GPUs communicate through it
+CONTEXT_BYTES: Final = 64 * MIB  # less than any CUDA context, but more than a display server uses
+USED_FRACTION: Final = 0.05  # share of a GPU's memory that may be in use; drivers reserve less
 Gpu = Mapping[str, Any]
 
 
@@ -192,7 +192,7 @@ def check_devices(report: HostReport) -> Iterator[Finding]:
 
 
 def visible_gpus(facts: Mapping[str, Any]) -> list[Gpu]:
-    """Return the GPUs in the order of the slots; a login may have access to only a few of them."""
+    """Return the GPUs that the login has access to, in the order of the slots."""
     gpus: list[Gpu] = sorted(facts.get("gpus", ()), key=lambda gpu: int(gpu["index"]))
     names = [name.strip() for name in (facts.get("visible") or "").split(",") if name.strip()]
     if not names:
@@ -242,7 +242,7 @@ def _check_count(report: HostReport, count: int, expected: str) -> Finding:
 
 
 def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
-    """Compare the driver's names with the planned device; one outside the catalogue fits all."""
+    """Compare the driver's names with the planned device, if that is in the catalogue."""
     spec = report.spec
     names = sorted({str(gpu["name"]) for gpu in gpus})
     any_name = spec.device.name not in CATALOGUE
@@ -257,7 +257,7 @@ def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
 
 
 def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
-    """Compare the smallest GPU's memory with the memory that the plan assumes."""
+    """Check that the GPU with the least memory has as much as the plan assumes."""
     planned = report.spec.device.memory_bytes
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"] is not None]
     if not sizes:

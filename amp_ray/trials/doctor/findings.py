@@ -24,7 +24,7 @@ class Finding:
     check: str  # name of the check, in one or two words
     found: str
     expected: str = ""  # expected state; empty if all is well
-    command: str | None = None  # shell command, run on this machine, that fixes it; or None
+    command: str | None = None  # shell command to run on this machine that fixes the problem
     advice: str = ""  # instructions, or a caution before running the command
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """The probe's answer about one host, or why it could not be examined."""
+    """The probe's answer about one host, or the reason why there is none."""
 
     spec: HostSpec
     failure: Finding | None = None
@@ -105,7 +105,7 @@ class HostReport:
 
 
 def only(findings: Iterable[Finding], level: Level) -> list[Finding]:
-    """Return the findings of one level."""
+    """Return the findings with a level."""
     return [finding for finding in findings if finding.level == level]
 
 

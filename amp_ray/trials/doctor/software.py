@@ -8,7 +8,7 @@ from typing import Final
 
 from amp_ray.trials.doctor.findings import Finding, HostReport, HostSpec, Level, shell_command
 
-TRAINING_PYTHON: Final = (3, 11)  # minimum for our training program, as for the package
+TRAINING_PYTHON: Final = (3, 11)  # minimum for the training program, as for the whole package
 MIN_TORCH: Final = (2, 6)  # oldest version that the training program supports
 TESTED_DEEPSPEED: Final = "0.19.8"  # the training program is written for its pipeline engine
 
@@ -30,7 +30,7 @@ class Needs:
     python: str
     python_key: str = "trials.ssh.python"  # key of the experiment file that sets the interpreter
     own_program: bool = False  # whether trials run the user's program, not the package's
-    deepspeed: bool = True  # whether trials run by DeepSpeed
+    deepspeed: bool = True  # whether trials use DeepSpeed
 
     @property
     def level(self) -> Level:

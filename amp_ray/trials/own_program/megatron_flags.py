@@ -29,7 +29,7 @@ _OTHERS: Final = {
     "cp": "context-parallel-size",
     "sequence_parallel": "sequence-parallel",
 }
-"""Flags for the dimensions of a stage other than tp, dp and recompute."""
+"""Flags for all dimensions of a stage except tp, dp and recompute."""
 
 LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
 """Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head."""
@@ -95,10 +95,11 @@ def _checked(model: Model) -> Model:
 
 
 def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> list[str]:
-    """Return the flags that divide blocks into stages; first and last may differ from the rest.
+    """Return the flags that divide blocks into stages.
 
-    Other bounds need a layout, supported since Megatron core 0.12. If every stage has blocks,
-    Megatron always puts embedding and head on the first and the last stage.
+    Stages between the first and the last need equal numbers of blocks. All other bounds need a
+    layout, which Megatron core supports since 0.12. If every stage has blocks, Megatron always puts
+    embedding and head on the first and the last stage.
     """
     blocks = stage_blocks(model, all_bounds(model, strategy))
     if len(set(blocks)) == 1:
@@ -122,7 +123,7 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
 
 
 def layout_text(model: Model, bounds: Sequence[int]) -> str:
-    """Return Megatron's layout of stages or chunks: ``Et*3|t*4|tL`` for 3, 4 and 1 blocks."""
+    """Return Megatron's layout text, such as ``Et*3|t*4|tL`` for stages of 3, 4 and 1 blocks."""
     stages = []
     for first, end in pairwise(bounds):
         letters = "".join(LETTERS.get(layer.kind, "") for layer in model.layers[first:end])

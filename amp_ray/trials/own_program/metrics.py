@@ -1,6 +1,6 @@
 """Iteration times of a user's own program.
 
-They come from the logs of its ranks, or from files that ranks wrote by calls of a helper module.
+The times come from the logs of ranks, or from files that ranks wrote by calling a helper module.
 """
 
 import math
@@ -32,7 +32,7 @@ _ESCAPE: Final = re.compile(
 )
 """Escape sequences for colours, cursor moves and window titles (ECMA-48)."""
 
-MAX_LINE: Final = 4096  # characters searched per line; no metric comes later
+MAX_LINE: Final = 4096  # characters to search per line; no metric comes later in a line
 _MOST_STEP: Final = 2**53  # maximum step number; floats are exact up to here
 # Prefix that torchrun's ``--tee`` and mpirun's ``--tag-output`` put before the lines of each rank
 _MARK: Final = re.compile(r"\[[\w,]++\](?:<std(?:out|err)>)?:")
@@ -41,12 +41,12 @@ _LOG: Final = re.compile(r"rank-(\d+)\.log")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """Format of the lines of a log that have times."""
+    """Format of a log's lines with times."""
 
     pattern: re.Pattern[str]
     shown: str
-    # Meaning of each group: ``step`` is the step's number, and with it a time is the mean since
-    # the previous line; ``time``; ``rate`` in samples per second
+    # Meaning of each group of the pattern: ``time``; ``rate`` in samples per second; ``step``, the
+    # number of the step: in a format with it, a time is the mean since the previous line
     groups: tuple[str, ...] = ("time",)
     unit_s: float = 1.0  # unit of ``time``, in seconds
     resolution_s: float = 0.0  # rounding of ``time``; a rate may be more precise
@@ -56,7 +56,7 @@ class LogFormat:
 class Entry:
     """One time read from a log."""
 
-    step: int | None  # number of the step, where the log has it
+    step: int | None  # number of the step; None if the log has no numbers
     seconds: float
 
 
@@ -116,7 +116,7 @@ def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
 
 
 def words_of(formats: Iterable[LogFormat]) -> tuple[str, ...]:
-    r"""Return for each format a text, perhaps empty, that all its lines contain.
+    r"""Return for each format a text that all its lines contain; it may be empty.
 
     Example:
         >>> words_of(BUILT_IN["megatron"])
@@ -128,7 +128,7 @@ def words_of(formats: Iterable[LogFormat]) -> tuple[str, ...]:
 
 
 def _longest_literal(pattern: re.Pattern[str]) -> str:
-    """Return the longest literal text that every match contains, ignoring text in groups."""
+    """Return the longest literal text that all matches contain; text in groups does not count."""
     if pattern.flags & re.IGNORECASE:
         return ""
     runs = [""]
@@ -149,9 +149,9 @@ def read_logs(
 ) -> Measurement:
     """Read the times of all steps from the logs of all ranks.
 
-    Use the first format that matches a line; ``samples`` per step convert a rate to a time.
-    If several ranks log times, take the maximum per step. Match steps by number if the lines have
-    one, else by position; then all ranks must have the same number of lines.
+    Use the first format that matches a line; ``samples``, the number per step, converts a rate to a
+    time. If several ranks log times, take the maximum per step. Match the ranks' lines by step
+    number; without numbers, match by position, and all ranks must have the same number of lines.
     """
     for entry in formats:
         sources = _sources(files, entry, samples)
@@ -226,7 +226,7 @@ def _entry(match: re.Match[str], log_format: LogFormat, samples: int) -> Entry:
 
 
 def _seconds(numbers: Mapping[str, float], log_format: LogFormat, samples: int) -> float:
-    """Return a time; use the rate if it is more precise and agrees with the logged time."""
+    """Return a line's time; use its rate if that is more precise and agrees with the time."""
     rate = numbers.get("rate")
     by_rate = math.inf if not rate else samples / rate
     if "time" not in numbers:
@@ -237,7 +237,7 @@ def _seconds(numbers: Mapping[str, float], log_format: LogFormat, samples: int) 
 
 
 def _combined(sources: Mapping[str, Sequence[Entry]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the last step of each entry, and the maximum of its times over ranks."""
+    """Combine the entries of all ranks: return each entry's last step, and its slowest time."""
     entries = [entry for source in sources.values() for entry in source]
     if any(entry.step is None for entry in entries):
         times = {name: [entry.seconds for entry in source] for name, source in sources.items()}
@@ -255,7 +255,7 @@ def _count_warmup(steps: Sequence[int], num_warmup_steps: int) -> int:
     """Count the entries that include warm-up steps.
 
     An entry covers the steps since the previous entry. If the step numbers continue from a
-    checkpoint, the warm-up starts at the first of them.
+    checkpoint, the warm-up starts at the lowest number.
     """
     interval = steps[1] - steps[0] if len(steps) > 1 else steps[0]
     done = max(0, steps[0] - interval)
@@ -269,9 +269,9 @@ def _count_warmup(steps: Sequence[int], num_warmup_steps: int) -> int:
     return number
 
 
-# Files of the helper module; there is one per rank
+# The helper module, and the files that it writes: one per rank
 HELPER_FILE: Final = "amp_ray_metric.py"  # module in the trial's folder that the program imports
-METRIC_FILES: Final = "metric-rank-*.json"  # pattern of the files that this module writes
+METRIC_FILES: Final = "metric-rank-*.json"  # pattern of the files that the helper module writes
 MAX_RANKS: Final = 2**20  # more than any trial has
 _METRIC_FILE: Final = re.compile(r"metric-rank-(0|[1-9][0-9]{0,6})\.json")
 
@@ -281,7 +281,7 @@ class RankMetrics:
     """Measurements of one rank."""
 
     num_ranks: int  # ranks of the trial, as seen by this rank
-    num_files: int  # files that exist if every process reports that can
+    num_files: int  # number of files if every process that can report does so
     stage: int | None  # its pipeline stage; None if unknown
     step_time_s: tuple[float, ...]
     peak_memory_bytes: int | None  # peak of its tensors; None if unknown
@@ -346,7 +346,7 @@ def _measurement(
 
 
 def _peaks(ranks: tuple[RankMetrics, ...]) -> tuple[int, ...]:
-    """Return the peak of each stage, or one maximum; empty if a rank did not report its peak."""
+    """Return the peak of each stage, or one maximum if stages are unknown; empty without peaks."""
     peaks = [rank.peak_memory_bytes for rank in ranks if rank.peak_memory_bytes is not None]
     if len(peaks) < max(rank.num_ranks for rank in ranks):
         return ()

@@ -1,4 +1,4 @@
-"""Trials of a user's training program: commands, files, and how to read its times."""
+"""Trials of a user's training program: commands, files, and the reader of its times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -215,7 +215,7 @@ def _check_per_node(experiment: Experiment, places: Sequence[Place]) -> None:
 def _plain_commands(
     experiment: Experiment, program: OwnProgram, places: Sequence[Place]
 ) -> tuple[RankCommand, ...]:
-    """Return the commands with environment variables, still without arguments."""
+    """Return the commands with environment variables, but without arguments."""
     if program.per == "node":
         _check_per_node(experiment, places)
         commands = node_commands(lambda _: (), places)
@@ -301,8 +301,8 @@ def _refuse_zero_bytes(text: str) -> None:
 def file_names(experiment: Experiment) -> dict[str, str]:
     """Return the user's path of each file, by its name in the trial's folder.
 
-    A path relative to the experiment file is kept, so that packages stay packages; of any other
-    path only the file name is kept.
+    A path relative to the experiment file is also the name, so that packages stay packages; for
+    any other path the name is the path's last part.
     """
     program = experiment.trials.program
     assert program is not None
@@ -327,7 +327,7 @@ def file_names(experiment: Experiment) -> dict[str, str]:
 def generated_files(
     experiment: Experiment, strategy: Strategy, places: Sequence[Place]
 ) -> tuple[dict[str, bytes], str | None]:
-    """Return strategy, hostfile and DeepSpeed config, and a reason if the last is missing."""
+    """Return strategy file, hostfile and DeepSpeed config; if the config is missing, also why."""
     record = strategy_to_json(strategy, experiment.cluster)
     record["placement"] = [list(place) for place in places]
     files = {STRATEGY_FILE: to_json(record), HOSTFILE: hostfile_text(places).encode()}
@@ -338,7 +338,8 @@ def generated_files(
     config = ds_config(experiment, strategy)
     program = experiment.trials.program
     if program is not None and program.metric == "deepspeed":
-        # All engines but the pipeline's log speed at level info, which is off by default.
+        # Except for pipelines, DeepSpeed's engines log speed only at level info, which is not the
+        # default.
         config["log_level"] = "info"
     return {**files, DS_CONFIG_FILE: to_json(config)}, None
 

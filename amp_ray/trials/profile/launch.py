@@ -60,13 +60,13 @@ def profile_launch(
     """Return a profile run, ready to start.
 
     Args:
-        trial: As ``profile_job`` returns it.
+        trial: Result of ``profile_job``.
         places: Host and slot of every rank.
         work: Messages and layers to measure.
         seconds: Time after which no new measurement begins.
-        program: The hosts' interpreter, and the program's files, so that hosts need no more
-            than torch and DeepSpeed.
-        step: Whether to measure the overhead of a step beside its layers, too.
+        program: The hosts' interpreter, and the program's files to send: hosts need nothing but
+            torch and DeepSpeed.
+        step: Whether to measure also the overhead of a step outside its layers.
     """
     python, files = program
     links, layers = work
@@ -88,7 +88,7 @@ def profile_launch(
 
 
 def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
-    """Check that a profile run finished; its measurements were sent as events before.
+    """Check that a profile run finished; the run has sent its measurements as events.
 
     Raises:
         ValueError: If the run's result is missing or does not confirm the end.

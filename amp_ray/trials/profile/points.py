@@ -54,8 +54,8 @@ class LinkPoint:
 def equal_layers(model: Model) -> tuple[int, ...]:
     """Return for each layer the position of the first layer that does the same work.
 
-    A block after a block of another kind counts as different: it also up-samples, which the
-    model's operators leave out.
+    A block whose sizes differ from the previous block's counts as a separate layer: it also
+    up-samples, and the model's operators do not include that.
     """
     first: dict[tuple[Layer, Layer | None], int] = {}
     positions = []
@@ -99,7 +99,7 @@ def thinned(sizes: Iterable[int]) -> tuple[int, ...]:
         if size >= MIN_SIZE_RATIO * kept[-1]:
             kept.append(size)
     if kept and kept[-1] != ordered[-1]:
-        # Replace the last kept size by the largest, so that nothing is extrapolated beyond it.
+        # Replace the last kept size by the largest one, so that no time has to be extrapolated.
         kept = [*(kept[:-1] if len(kept) > 1 else kept), ordered[-1]]
     return tuple(kept)
 
@@ -122,8 +122,8 @@ def slice_points(
 ) -> tuple[LayerPoint, ...]:
     """Return the slices to measure: all lengths without context, a few lengths with context.
 
-    The cost of context is a fit of two coefficients; three lengths with three contexts suffice.
-    Only blocks are measured: other layers depend on the number of tokens alone.
+    The cost of context is fitted by two coefficients, for which three lengths with three contexts
+    suffice. Only blocks are measured: the cost of other layers does not depend on the context.
     """
     length = model.shape.sequence_length
     count = -(-length // granularity)
@@ -144,7 +144,7 @@ def slice_points(
 
 
 def link_points(num_ranks: int) -> tuple[LinkPoint, ...]:
-    """Return points for all message sizes and group sizes, smallest messages first.
+    """Return the points of all message sizes and group sizes, smallest messages first.
 
     Example:
         >>> {(point.what, point.num_ranks) for point in link_points(4)} == {

@@ -30,8 +30,8 @@ _SLICE_KEYS: Final = ("forward_s", "backward_s", *_OTHER_KEYS)
 class LinkPlace:
     """The links of a measurement."""
 
-    scope: str  # ``intra`` within a host, ``inter`` between two
-    devices: str  # device type of the host, or of both
+    scope: str  # ``intra`` within a host, ``inter`` between two hosts
+    devices: str  # device type of the host, or of both hosts
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class ProfileRecords:
     layers: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
     # Seconds by place and point
     links: dict[tuple[LinkPlace, LinkPoint], float] = field(default_factory=dict)
-    steps: dict[str, Record] = field(default_factory=dict)  # overhead beside layers, by device
+    steps: dict[str, Record] = field(default_factory=dict)  # overhead outside layers, by device
     # Times and bytes of slices of blocks, by device and point
     slices: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
     # Device and point of each measurement that ran out of memory
@@ -131,7 +131,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
 
     Args:
         event: See ``amp_ray/training/profiling/__init__.py``.
-        place: Links between its ranks.
+        place: Links between the ranks of the run.
         date: Today's date.
 
     Raises:
@@ -256,14 +256,14 @@ def _check_record(record: Record) -> None:
 def _check_heading(record: Record, expected: Record, where: Where) -> None:
     """Refuse records for another model or precision."""
     # Round trip through JSON turns tuples into lists, as in the record.
-    wanted = json.loads(json.dumps(expected))
-    wrong = [key for key in wanted if record.get(key) != wanted[key]]
+    expected_json = json.loads(json.dumps(expected))
+    wrong = [key for key in expected_json if record.get(key) != expected_json[key]]
     if wrong:
         recorded = {key: record.get(key) for key in wrong}
-        asked = {key: wanted[key] for key in wrong}
+        required = {key: expected_json[key] for key in wrong}
         message = (
             f"this folder holds a profile of something else: {recorded}, but the experiment has "
-            f"{asked}; name another folder"
+            f"{required}; name another folder"
         )
         raise InputError(message, where=where)
 

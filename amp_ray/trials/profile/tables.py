@@ -17,7 +17,7 @@ STEP_FILE: Final = "details/step.csv"
 LAYERS_FILE: Final = "details/layers.csv"
 MEMORY_FILE: Final = "details/memory.csv"
 RECORDS_FILE: Final = "details/records.jsonl"
-"""Subfolder for details: every CSV in the profile's folder itself is a device's table."""
+"""In a subfolder, like all details: each CSV file in the profile's folder is a device's table."""
 
 _POINT_COLUMNS: Final = ("device", "layer", "tp", "micro_batch_size")
 _LAYER_COLUMNS: Final = (
@@ -58,10 +58,7 @@ def profile_files(records: ProfileRecords, model: Model, precision: str) -> dict
 
 
 def model_text(model: Model) -> str:
-    """Describe a model in a line.
-
-    Less common sizes are left out; the experiment file has them.
-    """
+    """Describe a model in one line; less common sizes stand only in the experiment file."""
     shape = model.shape
     size = (
         f"depth {' '.join(map(str, shape.depth))}, bottom width {shape.bottom_width}"
@@ -92,7 +89,7 @@ def _description(records: ProfileRecords, model: Model, precision: str) -> str:
 def _device_table(
     records: ProfileRecords, model: Model, device: str, pairs: Sequence[tuple[int, int]]
 ) -> str:
-    """Return the text of ``DEVICE.csv``; equal layers share the times of one."""
+    """Return the text of ``DEVICE.csv``; of equal layers, one was measured for all."""
     rows = []
     for tp, size in pairs:
         for layer, first in enumerate(equal_layers(model)):
@@ -123,7 +120,7 @@ def _link_table(records: ProfileRecords) -> str:
 
 
 def _number(value: float) -> str:
-    """Format a number; all but whole numbers are rounded to `_SIGNIFICANT_DIGITS`."""
+    """Format a number; round it to `_SIGNIFICANT_DIGITS` unless it is a whole number."""
     whole = float(value).is_integer()
     return str(int(value)) if whole else f"{value:.{_SIGNIFICANT_DIGITS}g}"
 
@@ -145,8 +142,8 @@ def slice_files(
 ) -> dict[str, str]:
     """Return the text of one slice table per device and tp, by file name.
 
-    A slice missing in a table counts as impossible. So a table is written only if each slice was
-    measured or is too large. ``wanted`` has points by device; whole sequences are ignored.
+    A slice that a table lacks counts as impossible. So a table is written only if each slice was
+    measured or is too large. ``wanted`` has points by device; those of whole sequences are ignored.
     """
     files = {}
     for device, points in wanted.items():
@@ -167,7 +164,7 @@ def _slice_table(
     device: str,
     points: Sequence[LayerPoint],
 ) -> dict[str, Any]:
-    """Return a table for the whole batch and the most stages possible; users can edit both."""
+    """Return a table for the whole batch and the maximum of stages; users can edit both values."""
     num_blocks = len(experiment.model.indices("block"))
     num_devices = sum(
         node.num_slots for node in experiment.cluster.nodes if node.device.name == device
@@ -197,7 +194,7 @@ def _slice_table(
 
 
 def _messages(records: ProfileRecords, experiment: Experiment, device: str) -> dict[int, float]:
-    """Return seconds of a message within a host, by number of tokens."""
+    """Return the seconds that a message takes within a host, by number of tokens."""
     width = BYTES_PER_ELEMENT[experiment.precision] * experiment.model.shape.hidden_size
     sized = sorted(
         (point.num_bytes, seconds)

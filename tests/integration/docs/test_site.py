@@ -1,4 +1,4 @@
-"""The documents become a site without a warning; it opens from disk and asks no other machine."""
+"""The documents become a site without a warning; it opens from disk and needs no network."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ LIMIT_S = 600
 
 @pytest.fixture(scope="module")
 def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` builds it: a link that leads nowhere fails."""
+    """The site, built as `make docs` builds it; a broken link is an error."""
     folder = tmp_path_factory.mktemp("site")
     argv = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(folder)]
     done = subprocess.run(

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 LIMIT_S: Final = 900
-"""Of one command, for machines that do something else as well."""
+"""Time limit of one command, long enough for a busy machine."""
 
 BLOCK: Final = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
@@ -18,7 +18,7 @@ PAGES: Final = ("llama-3-8b", "mixed-cluster", "plan-to-run", "four-hosts")
 
 
 def steps(block: str) -> list[tuple[str, list[str]]]:
-    """Return the commands of a block, each with the lines that the page shows of its output."""
+    """Return the commands of a block, each with the output lines that the page shows."""
     found: list[tuple[str, list[str]]] = []
     for line in block.splitlines():
         if line.startswith("$ "):
@@ -29,22 +29,22 @@ def steps(block: str) -> list[tuple[str, list[str]]]:
 
 
 def begins(line: str) -> list[str]:
-    """Return the first words of a line, with every number the same."""
+    """Return the first words of a line, with all numbers replaced by the same one."""
     return re.sub(r"\d[\d.,]*", "#", line).split()[:3]
 
 
 def stays(shown: list[str]) -> list[str]:
     """Return the lines that neither a better cost model nor another machine changes.
 
-    These are the first one, heads of tables, sentences and scripts. What has figures in it, or
-    belongs to a row, is shown to readers, and moves with the ranking.
+    These are the first line, heads of tables, sentences and scripts. Lines with figures and rows of
+    tables may change with the ranking, so they are not checked.
     """
     moves = re.compile(r"\s|[^\d]*\d|\W*$|stopped")
     return [line for place, line in enumerate(shown) if not place or not moves.match(line)]
 
 
 def lacking(shown: list[str], output: str) -> list[str]:
-    """Return the lines that the output should have, and has not."""
+    """Return the shown lines that the output lacks."""
     found = [begins(line) for line in output.splitlines()]
     return [line for line in stays(shown) if begins(line) not in found]
 

@@ -1,4 +1,4 @@
-"""Scripts of ``experiments/``, as people run them."""
+"""Runs scripts of ``experiments/`` as users do."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 1800.0
-"""A guard against hangs; a script takes less than a minute on an idle machine."""
+"""Limit against hangs; a script takes less than a minute on an idle machine."""
 
 
 def run_script(name: str, folder: Path, experiment: str, *arguments: str) -> dict[str, Any]:
-    """Run a script on an experiment, which is there as ``e.yaml``; return its result."""
+    """Write an experiment as ``e.yaml``, run a script on it, and return the script's result."""
     (folder / "e.yaml").write_text(experiment, encoding="utf-8")
     script = REPOSITORY / "experiments" / name
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Profile, plan and trials in one go, as ``experiments/profile_to_trials.py`` does it."""
+"""Profile, plan and trials in one run of ``experiments/profile_to_trials.py``."""
 
 from pathlib import Path
 from statistics import median

@@ -1,4 +1,4 @@
-"""What ``experiments/executor.py`` compares on real ranks, a core and a thread each."""
+"""The comparisons of ``experiments/executor.py`` on real ranks, each with one core and thread."""
 
 import shutil
 from collections.abc import Callable
@@ -31,7 +31,7 @@ trials: {steps: 2, warmup_steps: 1, timeout_s: 600}
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the profile of layers and slices that two comparisons begin with."""
+    """Make the profile of layers and slices that two comparisons need."""
     folder = tmp_path_factory.mktemp("profile")
     (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
     profiled(folder / "e.yaml", None, folder, options=["--token-slices"])
@@ -40,7 +40,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def compared(profile: Path, tmp_path: Path) -> Callable[[executor.Compare], dict[str, Any]]:
-    """Make one round of a comparison, and return its figures."""
+    """Return a function that runs one round of a comparison and returns its figures."""
 
     def run(compare: executor.Compare) -> dict[str, Any]:
         (tmp_path / "long.yaml").write_text(EXPERIMENT, encoding="utf-8")
@@ -53,7 +53,7 @@ def compared(profile: Path, tmp_path: Path) -> Callable[[executor.Compare], dict
 def test_planned_slices_and_whole_sequences_run_beside_each_other(
     compared: Callable[[executor.Compare], dict[str, Any]],
 ) -> None:
-    # Which is faster tests/hosts/test_physics.py asks, where other work takes no processor time.
+    # tests/hosts/test_physics.py checks which is faster, without other work on the processor.
     figures = compared(executor.compare_slices)
     assert figures["predicted_ratio"] >= 1
     assert figures["measured_ratio"] > 0

@@ -1,4 +1,4 @@
-"""``amp-ray profile`` on this machine's CPU, and a plan from what it wrote."""
+"""``amp-ray profile`` on this machine's CPU, and a plan from the written profile."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 900.0
-"""A guard against hangs; the longest run takes 20 s on an idle machine."""
+"""Limit against hangs; the longest run takes 20 s on an idle machine."""
 
 MODEL: dict[str, Any] = {
     "family": "gpt2",
@@ -41,10 +41,10 @@ trials: {{backend: local}}
 """
 NUM_LAYERS = 6
 NUM_POINTS = 5 * 2 * 2
-"""Four distinct layers and the loss, tp 1 and 2, micro-batches of 1 and 2."""
+"""Points: four distinct layers and the loss, for tp 1 and 2 and micro-batch sizes 1 and 2."""
 
 NUM_SLICES = (4 + 5) * 2 * 2
-"""Four lengths, five slices behind a context; tp 1 and 2, micro-batches of 1 and 2."""
+"""Slices: four without context and five with it, for tp 1 and 2 and micro-batch sizes 1 and 2."""
 
 
 def amp_ray(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,11 +63,11 @@ def amp_ray(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """A profile that was made.
+    """A finished profile.
 
     Args:
-        folder: With the experiment file in it.
-        result: What ``--json`` said.
+        folder: Folder with the experiment file.
+        result: The object of ``--json``.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class Profiled:
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
-    """Make the profile of the tiny model once, with an interruption by the time limit."""
+    """Make the profile of the tiny model once, in two runs: a time limit ends the first."""
     folder = tmp_path_factory.mktemp("profile")
     (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
     command = ("profile", "e.yaml", "-o", "profile", "--json", "--seconds")
@@ -102,7 +102,7 @@ def test_everything_was_measured_in_two_runs(profiled: Profiled) -> None:
     assert len(layers) == NUM_POINTS
     records = (profiled.folder / "profile/details/records.jsonl").read_text(encoding="utf-8")
     kinds = [json.loads(line)["record"] for line in records.splitlines()]
-    # Nothing twice: the second run went on where the first one ended.
+    # Nothing is measured twice: the second run continued after the first one.
     assert (kinds.count("layer"), kinds.count("slice")) == (NUM_POINTS, NUM_SLICES)
     assert kinds.count("link") == 2 * 9
     assert kinds.count("step") == 1
@@ -126,9 +126,9 @@ def test_kept_memory_is_what_autograd_holds(profiled: Profiled) -> None:
         for row in profiled.rows("details/memory.csv")
     }
     stream = 16 * 32 * 4
-    # The norm keeps its input, and mean and deviation of each of 16 tokens.
+    # The norm keeps its input, and the mean and deviation of each of 16 tokens.
     assert kept["4", "1", "1"] == stream + 2 * 16 * 4
-    # The head keeps its input; an embedding the tokens and where they stand, 8 bytes each.
+    # The head keeps its input; an embedding keeps the tokens and their positions, 8 bytes each.
     assert kept["5", "1", "1"] == stream
     assert kept["0", "1", "2"] == 2 * 16 * 8 + 16 * 8
     assert stream * 10 < kept["1", "1", "1"] < stream * 40
@@ -145,7 +145,7 @@ def test_a_plan_reads_it(profiled: Profiled) -> None:
 
 def test_what_surrounds_the_layers_is_measured(profiled: Profiled) -> None:
     (row,) = profiled.rows("details/step.csv")
-    # Both are differences, which other work on the machine may make nothing of.
+    # Both are differences of times, which may become 0 because of other work on the machine.
     assert 0 <= float(row["host_s_per_iteration"]) < 1
     assert 0 <= float(row["host_s_per_micro_batch"]) < 1
     assert 1e8 < float(row["memory_bytes_per_s"]) < 1e12
@@ -173,7 +173,7 @@ def test_slices_are_measured_and_planned_with(profiled: Profiled) -> None:
         assert len(table["points"]) == NUM_SLICES / 2
         assert all(point["forward_mean"] > 0 for point in table["points"].values())
         assert all(point["backward_mean"] > 0 for point in table["points"].values())
-        # What is kept grows with the slice, and with the keys and values before it.
+        # The kept memory grows with the slice, and with the keys and values before it.
         memory = {place: point["memory_mb"] for place, point in table["points"].items()}
         assert memory["1_4_0"] < memory["1_8_0"] < memory["1_16_0"]
         assert memory["1_4_4"] < memory["1_4_12"]

@@ -23,7 +23,7 @@ HANG_GUARD_S = 300.0
 
 @dataclass(kw_only=True)
 class FakeRunner:
-    """Does what the name of a trial says; leaves notes in a folder."""
+    """A runner whose behaviour depends on the trial's name; it writes a file for each call."""
 
     group: int
     folder: Path

@@ -1,4 +1,4 @@
-"""Clusters of their own, each in a process of its own: what is left of them, and who gets in."""
+"""Local clusters, each started by a separate process: their remains, and their authentication."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 HANG_GUARD_S = 300.0
 
 SLOW_TO_GO = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's own, idle: after the death of everything else they try for 60 s to report it, then end."""
+"""Ray's helper processes, which outlive all others: they try for 60 s to report the loss."""
 
 TWICE = """
 import os, signal, sys
@@ -105,7 +105,7 @@ except AmpRayError as error:
 
 @contextmanager
 def started(program: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program until it says that it is connected; at the end nothing of it may run."""
+    """Run a program until it says that it is connected; check at the end that all has ended."""
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,
@@ -133,12 +133,12 @@ def started(program: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def stranger() -> dict[str, str]:
-    """Return an environment that knows nothing of the Ray of other tests."""
+    """Return an environment without the variables of other tests' Ray."""
     return {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
 
 
 def test_ray_knows_the_limit_for_a_slow_start() -> None:
-    """Ray's compiled part reads the variable, whose name no document of Ray promises."""
+    """Ray's compiled part reads the variable, but Ray does not document its name."""
     compiled = find_spec("ray._raylet")
     assert compiled is not None
     assert compiled.origin is not None
@@ -153,14 +153,14 @@ def wait_for_word(process: subprocess.Popen[str]) -> None:
 
 
 def go_on(process: subprocess.Popen[str]) -> None:
-    """Let a program that waits for a line go on."""
+    """Send the line for which a program waits."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """Wait until none of some processes is there."""
+    """Wait until all processes have ended."""
     deadline = time.monotonic() + HANG_GUARD_S
     while left := [pid for pid in pids if exists(pid)]:
         assert time.monotonic() < deadline, left
@@ -188,7 +188,7 @@ def test_only_who_has_the_token_gets_in_and_nothing_is_left_when_another_cluster
 
 def test_ctrl_c_ends_a_search_and_its_cluster() -> None:
     with started(SEARCH) as process:
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        os.killpg(process.pid, signal.SIGINT)  # to every process of the group, as a terminal does
         assert process.wait(HANG_GUARD_S) == 130
 
 
@@ -231,7 +231,7 @@ def test_a_ray_that_does_not_start_in_its_time_is_told_as_one_that_cannot_be_use
 
 
 def join(address: str, **environment: str) -> str:
-    """Try to join a cluster; once, not twenty times."""
+    """Try to join a cluster, once instead of Ray's twenty times."""
     environment = {**stranger(), "RAY_NUM_REDIS_GET_RETRIES": "1", **environment}
     argv = [sys.executable, "-c", JOIN, address]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A Ray that dies or hangs under a search or a study, and one that never answered."""
+"""Ray dies or hangs during a search or a study, or never answers."""
 
 import json
 import os
@@ -83,7 +83,7 @@ with actors.connect("local", num_cpus=1):
 
 
 def stranger(**variables: str) -> dict[str, str]:
-    """Return an environment that knows nothing of the Ray of other tests."""
+    """Return an environment without the variables of other tests' Ray."""
     own = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
     return {**own, **variables}
 

@@ -33,9 +33,10 @@ CANDIDATES = uniform_candidates(SMALL)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MisfortunePlanner(AmpRayPlanner):
-    """Plans as it should, but something happens at some candidates; files say that it has.
+    """A planner that kills its process, or raises an error, at some candidates.
 
-    Only a worker of Ray is killed, never the process of the tests.
+    A file records each kill, so that it happens once. Only a worker of Ray is killed, never the
+    process of the tests.
     """
 
     killed_at: frozenset[int] = frozenset()
@@ -68,7 +69,7 @@ def without_ray(planner: Planner, experiment: Experiment = SMALL) -> Ranking:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for Ray as long as a busy machine needs, rather than search without it."""
+    """Wait for Ray as long as a busy machine needs, instead of searching without Ray."""
     monkeypatch.setattr(actors, "START_TIMEOUT_S", HANG_GUARD_S)
     monkeypatch.setattr(actors, "LOST_TIMEOUT_S", HANG_GUARD_S)
 
@@ -174,7 +175,7 @@ def test_another_user_can_neither_enter_nor_replace_a_socket() -> None:
     outer = Path(*path.parts[:3])
     assert outer.name.startswith("amp-ray-")
     assert stat.S_IMODE(outer.stat().st_mode) == 0o700
-    # What would be reached if it were not for that.
+    # Only the outer folder protects the socket: all users may enter the folders inside.
     assert {stat.S_IMODE(parent.stat().st_mode) & 0o005 for parent in path.parents[:-3]} == {0o005}
     done = subprocess.run(
         [sys.executable, "-I", "-c", INTRUDER, str(path)],

@@ -1,4 +1,4 @@
-"""A browser opens the report from disk: it draws itself, without an error and without a network."""
+"""A browser opens the report from disk and draws it, without an error and without a network."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Dom = Callable[[Path], str]
 
 @pytest.fixture
 def dom(tmp_path: Path) -> Dom:
-    """Return a page as the browser has drawn it."""
+    """Return a function that returns a page's document after the browser has drawn it."""
     return lambda path: drawn(path.as_uri(), tmp_path / "profile")
 
 
@@ -57,7 +57,7 @@ def test_a_study_is_drawn(tmp_path: Path, dom: Dom) -> None:
 
 
 def test_markup_in_a_name_is_drawn_as_text(tmp_path: Path) -> None:
-    """The charts' library would make a link of it."""
+    """Without escaping, the charts' library would make a link of it."""
     file, link = tmp_path / "report.html", '<a href="https://example.org">x</a>'
     planned = plan_experiment(experiment_from(SMALL), progress=lambda _done, _all: None)
     record = plan_record(planned, source="small.yaml")
@@ -110,7 +110,7 @@ CONTRASTS = """
   return found;
 })()
 """
-"""Contrast of every text that is shown with what is behind it, the least by element and class."""
+"""Script that returns the least contrast of visible text and background, by element and class."""
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def page_of_a_plan(tmp_path: Path) -> Path:
 def test_texts_stand_out_from_what_is_behind_them(
     page_of_a_plan: Path, tmp_path: Path, scheme: str
 ) -> None:
-    """WCAG 2.1 AA: 4.5 for texts, 3 for the borders of fields."""
+    """Minimum contrast by WCAG 2.1 AA: 4.5 for texts, 3 for the borders of fields."""
     with opened(page_of_a_plan.as_uri(), tmp_path / "profile", scheme) as page:
         page.value(
             "document.querySelector('.slots').append(Object.assign("

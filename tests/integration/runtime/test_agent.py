@@ -1,4 +1,4 @@
-"""What an agent on this machine answers, message by message."""
+"""An agent on this machine and its answers, message by message."""
 
 import queue
 import sys
@@ -17,7 +17,7 @@ HANG_GUARD_S = 300.0
 
 
 class Talk:
-    """An agent, and what it says."""
+    """An agent and the messages that it sends."""
 
     def __init__(self, base: Path) -> None:
         """Start the agent."""
@@ -53,7 +53,7 @@ class Talk:
         )
 
     def wait_for(self, kind: str) -> dict[str, Any]:
-        """Return the next message of a kind, and see that none before it ends a job."""
+        """Return the next message of a kind; check that no message before it ends a job."""
         while True:
             link, message = self.inbox.get(timeout=HANG_GUARD_S)
             link.make_room()

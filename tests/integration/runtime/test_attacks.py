@@ -1,4 +1,4 @@
-"""Tried programs that attack the agent which runs them."""
+"""Programs of trials that attack the agent which runs them."""
 
 import json
 import os
@@ -88,17 +88,17 @@ with open("result.json", "w") as file:
 
 
 class OrdinaryHost(LocalHost):
-    """This machine, as a user without any power."""
+    """This machine, with agents that run as a user without privileges."""
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
-        """Become somebody else first."""
+        """Start a command as the other user."""
         words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
         return super().open_channel([*words, *argv])
 
 
 @pytest.fixture
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a folder that everybody reaches and may write to."""
+    """Return a folder that every user may enter and write to."""
     folder = Path(f"/var/tmp/amp-ray-attacks-{os.getpid()}")  # noqa: S108 - it is reached by nobody
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)

@@ -1,6 +1,6 @@
-"""The driver of a study is killed at random instants, and the study goes on as if it were not.
+"""The driver of a study is killed at random moments; the resumed study gives the same result.
 
-AMP_RAY_KILLS=30 in the environment makes it 30 instants.
+AMP_RAY_KILLS=30 in the environment sets the number of kills.
 """
 
 import json
@@ -39,7 +39,7 @@ runtime: deepspeed
 global_batch_size: 4
 trials: {backend: local, budget: 4, steps: 60, warmup_steps: 2, timeout_s: 600}
 """
-"""Trials of two warm ranks, about half a second each."""
+"""Experiment with trials of two warm ranks, about half a second each."""
 
 needs_training = pytest.mark.skipif(
     not (find_spec("torch") and find_spec("deepspeed")),
@@ -49,17 +49,17 @@ needs_training = pytest.mark.skipif(
 
 @dataclass(kw_only=True)
 class Study(DrivenStudy):
-    """A study that is driven by processes which may be killed."""
+    """A study whose drivers may be killed."""
 
     experiment: tuple[str, ...]  # the file, and options of ``tune``
     outcomes: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # outcomes in the journal
     num_kills: int = 0
     num_processes: list[int] = field(default_factory=list)  # at each kill
-    gone_s: list[float] = field(default_factory=list)  # for how long these lived on
+    gone_s: list[float] = field(default_factory=list)  # how long the processes lived after the kill
 
     @contextmanager
     def driver(self) -> Iterator["subprocess.Popen[str]"]:
-        """Start a driver: of a new study, or going on with it."""
+        """Start a driver, which begins the study or resumes it."""
         resume = ["--resume"] if self.events() else []
         options = ["--study", str(self.path), "--policy", "predicted-order", "--no-doctor"]
         argv = ["-m", "amp_ray", "tune", *self.experiment, *options, *resume]
@@ -67,7 +67,7 @@ class Study(DrivenStudy):
             yield run
 
     def run_until(self, delay_s: float) -> bool:
-        """Kill a driver some time after its first event; tell whether it had ended before."""
+        """Kill a driver some time after its first event; return whether it had ended before."""
         num_before = len(self.events())
         with self.driver() as process:
             self.wait_for(lambda: len(self.events()) > num_before or process.poll() is not None)
@@ -88,7 +88,7 @@ class Study(DrivenStudy):
         return has_ended
 
     def check(self) -> None:
-        """See that nothing that was told is lost, and nothing runs again after its end."""
+        """Check that no recorded outcome is lost, and that no trial runs again after its end."""
         attempts: dict[int, int] = {}
         outcomes: dict[int, Mapping[str, Any]] = {}
         for event in self.events():
@@ -107,11 +107,11 @@ class Study(DrivenStudy):
         self.outcomes = outcomes
 
     def first_attempts(self) -> list[dict[str, Any]]:
-        """Return the events by which trials were begun."""
+        """Return the ``started`` event of each trial's first attempt."""
         return [event for event in self.events() if event.get("attempt") == 0 and "group" in event]
 
     def output(self) -> str:
-        """Read what drivers have printed."""
+        """Read the output of all drivers."""
         return (self.folder / "output").read_text(encoding="utf-8")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
@@ -137,7 +137,7 @@ def test_a_study_of_real_trials_survives_kills_at_random_instants(tmp_path: Path
     while sum(study.num_kills for study in studies) < NUM_KILLS:
         study = make_study(tmp_path / f"{len(studies)}", str(experiment))
         studies.append(study)
-        # After its first event a driver takes two seconds to warm up, and two for four trials.
+        # After its first event, a driver needs two seconds to warm up, and two for four trials.
         while not study.run_until(generator.uniform(0.0, 4.5)):
             if sum(each.num_kills for each in studies) >= NUM_KILLS:
                 assert study.run_until(HANG_GUARD_S)

@@ -178,7 +178,7 @@ def test_isolation_off_leaves_nothing_either(settings: AgentSettings, tmp_path: 
 
 
 class CrampedHost(LocalHost):
-    """This machine, but no namespace can be made."""
+    """This machine, but without the right to make namespaces."""
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         script = 'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$@"'

@@ -1,4 +1,4 @@
-"""Programs that users bring, as trials on this machine."""
+"""Trials of users' own programs on this machine."""
 
 import importlib.util
 import json
@@ -47,7 +47,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    """Two hosts for all tests; at the end no file of ours is left."""
+    """A launcher on two hosts for all tests; checks at the end that no file of a trial is left."""
     base = tmp_path_factory.mktemp("hosts") / "base; $(with) 'quotes'"
     settings = AgentSettings(base=str(base), grace_s=0.2)
     with Launcher([LocalHost(name) for name in HOSTS], settings) as opened:
@@ -57,7 +57,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 @pytest.fixture
 def run(launcher: Launcher, tmp_path: Path) -> Run:
-    """Run the program of an experiment; what it needs is read and sent as for every trial."""
+    """Run the program of an experiment; its files are read and sent as for every trial."""
 
     def start(experiment: Experiment, strategy: Strategy, *, files: str = "") -> Outcome:
         launch = trial_launch(
@@ -75,14 +75,14 @@ def run(launcher: Launcher, tmp_path: Path) -> Run:
 
 
 def needs(*names: str) -> None:
-    """Skip a test whose program imports what is not installed."""
+    """Skip a test whose program imports a package that is not installed."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed: pip install 'amp-ray[training]'")
 
 
 def experiment(program: str, *arguments: str, trials: str = "", **keys: Any) -> Experiment:  # noqa: ANN401
-    """Return four CPU slots on two hosts and a Python program."""
+    """Return an experiment with four CPU slots on two hosts, and a Python program."""
     section = {"argv": ["{python}", "-c", program.replace("{", "{{").replace("}", "}}")], **keys}
     section["argv"] += arguments
     lines = "".join(f"    {key}: {json.dumps(value)}\n" for key, value in section.items())
@@ -123,7 +123,7 @@ def log(tmp_path: Path, rank: int) -> str:
 
 
 def example(repository: Path, language: str) -> str:
-    """Return the first block of a language in the document."""
+    """Return the document's first code block in a language."""
     text = (repository / "docs/own-program.md").read_text(encoding="utf-8")
     block = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert block is not None
@@ -153,7 +153,7 @@ def test_the_documented_example_is_planned_and_measured(
     assert 0 < outcome.measured_s < outcome.wall_s
 
 
-# --------------------------------------------------------------------------------- what arrives
+# --------------------------------------------------------------------------------- delivered files
 
 
 def test_hostile_arguments_arrive_unchanged(run: Run, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_further_files_are_brought_back(run: Run, tmp_path: Path) -> None:
     assert hosts == ["node0", "node0", "node1", "node1"]
 
 
-# ------------------------------------------------------------------------------ what is measured
+# ------------------------------------------------------------------------------ measurements
 
 
 def test_megatrons_log_is_read_from_the_last_rank_on_another_host(run: Run) -> None:
@@ -287,17 +287,17 @@ def test_deepspeeds_engine_logs_what_is_read(run: Run) -> None:
         metric="deepspeed",
         trials="  environment: {DS_ACCELERATOR: cpu}\n",
     )
-    # One rank on each host: what rank 0 logs has to be found among the files of both.
+    # One rank on each host: rank 0's log has to be found among the files of both hosts.
     candidate = Candidate(
         options=StageOptions(tp=1, dp=2), pp=1, micro_batch_size=2, num_micro_batches=2
     )
     outcome = run(described, Strategy.uniform(candidate, (0, 9), (2, 0)))
     assert isinstance(outcome, Measured), outcome
-    # Its clock starts with the third of the four steps.
+    # The program measures from the third of its four steps on.
     assert len(outcome.step_time_s) == 2
 
 
-# ----------------------------------------------------------------------------------- what fails
+# ----------------------------------------------------------------------------------- failures
 
 
 def test_a_metric_that_never_appears_crashes_with_the_pattern_and_the_last_lines(run: Run) -> None:

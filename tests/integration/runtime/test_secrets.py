@@ -1,4 +1,4 @@
-"""A study of real trials whose program prints its secrets: nothing of it keeps or shows one."""
+"""A study of real trials whose program prints its secrets: no file or output has one."""
 
 import os
 import subprocess

@@ -28,10 +28,10 @@ json.dump({"trial_id": os.environ["TRIAL"], "step_s": [1.0, 1.0]}, open("result.
 
 
 class Trials:
-    """Trials on devices of this machine that no other test has."""
+    """Trials on devices of this machine that no other test uses."""
 
     def __init__(self, folder: Path) -> None:
-        """Name the devices."""
+        """Choose unique names for the devices."""
         self.folder = folder
         self.settings = AgentSettings(base=str(folder / "host"), lease_s=10.0, heartbeat_s=0.3)
         token = secrets.token_hex(4)
@@ -42,7 +42,7 @@ class Trials:
         return Launcher(hosts, self.settings)
 
     def refused(self, launcher: Launcher, trial_id: str, *places: tuple[str, int]) -> str:
-        """Run a trial that waits for no slot; return why it cannot have them."""
+        """Run a trial that does not wait for slots; return why it cannot have them."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(host_group, "_ENDING_S", -self.settings.lease_s)
             outcome = self.run(launcher, trial_id, *places)
@@ -64,7 +64,7 @@ class Trials:
 
 @pytest.fixture
 def trials(tmp_path: Path) -> Trials:
-    """Trials in a folder of the test's own."""
+    """Trials in the test's folder."""
     return Trials(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Real training on this machine, which plays two nodes of two CPU devices each."""
+"""Real training on this machine, which acts as two nodes of two CPU devices each."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def with_trials(**changes: Any) -> Experiment:  # noqa: ANN401 - TrialSettings' 
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
-    """Warm processes for all tests of this file; at the end no file of theirs is left."""
+    """Warm processes for all tests of this file; checks at the end that no file is left."""
     runs = make(tmp_path_factory.mktemp("trials"))
     yield runs
     runs.runner.close()
@@ -76,7 +76,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
 
 @pytest.fixture(scope="module")
 def losses(trials: Trials) -> list[float]:
-    """Return the losses of one rank alone."""
+    """Return the losses of training on a single rank."""
     return trials.losses(REFERENCE)
 
 
@@ -99,7 +99,7 @@ def test_a_placed_pipeline_trains_what_one_rank_does(trials: Trials, losses: lis
 
 
 def test_training_moves_the_losses(losses: list[float]) -> None:
-    """Else equal losses would prove nothing."""
+    """If the losses were constant, equal losses would prove nothing."""
     assert max(losses) - min(losses) > 1000 * TOLERANCE
 
 

@@ -1,4 +1,4 @@
-"""Studies of real trials on this machine, as people run them: to the end, and after Ctrl-C."""
+"""Studies of real trials on this machine, as users run them: to the end, and after Ctrl-C."""
 
 import json
 import os
@@ -39,7 +39,7 @@ ENDLESS_STEPS = 100_000
 
 
 class Place(DrivenStudy):
-    """A folder with an experiment and a study of it."""
+    """A folder with an experiment and its study."""
 
     def write(self, *, steps: int = QUICK_STEPS) -> None:
         """Write the experiment."""
@@ -64,7 +64,7 @@ class Place(DrivenStudy):
             time.sleep(0.02)
 
     def left(self) -> Sequence[object]:
-        """Return what processes and temporary files there are."""
+        """Return the study's processes and temporary files."""
         return [*(path.name for path in self.scratch.iterdir()), *self.processes()]
 
 
@@ -73,7 +73,7 @@ TUNE = ("-m", "amp_ray", "tune", "tiny.yaml", "--study", "study")
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Make a folder; in the end no process and no temporary file of its studies may be left."""
+    """Make a folder; check at the end that no process or temporary file of its study is left."""
     place = Place(folder=tmp_path)
     place.write()
     yield place

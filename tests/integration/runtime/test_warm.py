@@ -1,4 +1,4 @@
-"""The warm process: ranks are forked from it; no trial is judged by its death."""
+"""The warm process: ranks are forked from it, and its death is no outcome of a trial."""
 
 import logging
 import os
@@ -36,10 +36,10 @@ json.dump({"trial_id": "t", "step_s": [1.0, 1.0]}, open("result.json", "w"))
 
 
 class Trials:
-    """Trials on this machine, whose warm process imports a module of the test's own."""
+    """Trials on this machine, whose warm process imports a module that the test writes."""
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder for everything."""
+        """Use a folder for all files."""
         self.folder, self.num_trials = folder, 0
         self.modules, self.hosts = folder / "modules", folder / "host"
         self.gate = folder / "gate"
@@ -74,7 +74,7 @@ class Trials:
         return launcher.run(launch, self.folder / f"trial-{self.num_trials}")
 
     def run_while(self, launcher: Launcher, work: Callable[[], None]) -> Outcome:
-        """Run a trial whose rank waits until some work is done."""
+        """Run a trial whose rank waits until ``work`` has returned."""
         self.gate.touch()
         thread = threading.Thread(target=work)
         thread.start()
@@ -96,7 +96,7 @@ class Trials:
 
     @property
     def warm_pids(self) -> list[int]:
-        """Find the process that imports this test's module: what it runs is hidden from others."""
+        """Return the ids of the warm processes that import this test's module."""
         parents = {}
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -106,7 +106,7 @@ class Trials:
                 continue
             if b"warm" in words and words[-2] == f'["{self.module}"]'.encode():
                 parents[int(path.parent.name)] = int(stat.rsplit(")", 1)[1].split()[1])
-        return [pid for pid, parent in parents.items() if parent not in parents]  # not its ranks
+        return [pid for pid, parent in parents.items() if parent not in parents]  # without ranks
 
     def were_warm(self) -> list[bool]:
         return were_warm(self.folder / f"trial-{self.num_trials}")
@@ -121,7 +121,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def trials(tmp_path: Path) -> Trials:
-    """Trials in a folder of the test's own."""
+    """Trials in the test's folder."""
     return Trials(tmp_path)
 
 
@@ -264,7 +264,7 @@ def test_folders_of_agents_that_were_killed_are_swept_by_the_next_start(trials: 
     warm(launcher)
     (folder,) = folders()
     parent = int(Path(f"/proc/{trials.warm_pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    with trials.launcher() as other:  # whose start does not touch what is in use
+    with trials.launcher() as other:  # its start must not remove folders that are in use
         warm(other)
         assert folder in folders()
     os.kill(parent, signal.SIGKILL)

@@ -20,10 +20,10 @@ from support.experiments import experiment_from
 from support.losses import TOLERANCE, largest_difference
 
 DEADLINE_S = 600.0
-"""A guard against hangs; a trial here takes 1 to 3 s."""
+"""Limit against hangs; a trial here takes 1 to 3 s."""
 
 GRACE_S = 60.0
-"""How long the other ranks may take to notice that one has failed."""
+"""Maximum time for the other ranks to notice that a rank has failed."""
 
 PORTS_TO_TRY = 5
 """Ports of one trial; another process may take the port that was free a moment ago."""
@@ -89,13 +89,13 @@ GLOBAL_BATCH_SIZE = 8
 
 
 def gpt2(**changes: int) -> dict[str, Any]:
-    """Return GPT-2 of other sizes."""
+    """Return the tiny GPT-2 with other sizes."""
     sizes = {**GPT2, **changes}
     return {**sizes, "feed_forward_size": 4 * sizes["hidden_size"]}
 
 
 def free_port() -> int:
-    """Return a port that the kernel gives away now."""
+    """Return a free port that the kernel chooses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -133,7 +133,7 @@ def make_job(model: str, **changes: object) -> dict[str, Any]:
 
 
 def num_ranks(strategy: dict[str, Any]) -> int:
-    """Return the processes of a strategy."""
+    """Return the number of processes of a strategy."""
     if strategy["tp"] is None:
         return sum(stage["tp"] * stage["dp"] for stage in strategy["stages"])
     return int(strategy["tp"] * strategy.get("cp", 1) * strategy["pp"] * strategy["dp"])
@@ -141,10 +141,10 @@ def num_ranks(strategy: dict[str, Any]) -> int:
 
 @dataclass(kw_only=True)
 class Ended:
-    """A trial that is over.
+    """A trial that has ended.
 
     Args:
-        folder: Where its files are.
+        folder: Folder with the trial's files.
         codes: Exit code per rank.
     """
 
@@ -166,7 +166,7 @@ class Ended:
         return content
 
     def events(self, rank: int) -> list[dict[str, Any]]:
-        """Return all that a rank wrote to stdout; every line must be an event."""
+        """Return the events that a rank wrote to stdout; every line must be one."""
         return [json.loads(line) for line in (self.folder / f"{rank}.out").read_text().splitlines()]
 
     def failures(self) -> list[dict[str, Any]]:
@@ -182,9 +182,9 @@ class WarmRanks:
     """The warm process and the trials that it has run.
 
     Args:
-        process: Running ``warm_ranks.py``.
-        threads: Its threads when everything was imported.
-        ended: Trials without a fault, by their job: equal jobs run once.
+        process: The process that runs ``warm_ranks.py``.
+        threads: Threads of the process after all imports.
+        ended: Trials without a fault, by job: equal jobs run once.
     """
 
     process: subprocess.Popen[str]
@@ -198,7 +198,7 @@ class WarmRanks:
         profile: dict[str, Any] | None = None,
         **changes: object,
     ) -> Ended:
-        """Run a trial, or measure the points of ``profile``; request keys may be given, too.
+        """Run a trial, or measure the points of ``profile``; ``changes`` is for the request.
 
         Where another process takes the port before rank 0 does, the trial runs again, as the
         launcher does it.
@@ -258,7 +258,7 @@ def warm_ranks() -> Iterator[WarmRanks]:
 def run_trial(
     warm_ranks: WarmRanks, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Ended]:
-    """Run a job in a folder of its own; a job that has run before is not run again."""
+    """Return a function that runs a job in a new folder, unless the same job has run before."""
 
     def run(job: dict[str, Any], **changes: Any) -> Ended:  # noqa: ANN401 - keys of a request
         key = json.dumps(job)
@@ -273,7 +273,7 @@ def run_trial(
 
 
 def check_timeline(ended: Ended, schedule: Schedule) -> None:
-    """Check that ranks executed the lists of a schedule in their order, at plausible times."""
+    """Check that ranks executed a schedule's instructions in order, at plausible times."""
     assert (ended.timeline["trial_id"], ended.timeline["step"]) == ("trial-1", 6)
     begins: dict[str, float] = {}
     for rank in ended.timeline["ranks"]:
@@ -284,7 +284,7 @@ def check_timeline(ended: Ended, schedule: Schedule) -> None:
         assert moments == sorted(moments)
         assert moments[-1] - moments[0] <= ended.result["step_s"][-1]
         begins |= {instruction: begin_s for instruction, begin_s, _ in spans}
-    # On one clock: what is received was sent before.
+    # All times are on one clock: a message is received after it was sent.
     first, second = (
         next(begin_s for name, begin_s in begins.items() if name.startswith(f"{stage}F0"))
         for stage in (0, 1)
@@ -295,12 +295,12 @@ def check_timeline(ended: Ended, schedule: Schedule) -> None:
 
 @pytest.fixture
 def trains_as_one_rank(run_trial: Callable[..., Ended]) -> Callable[..., None]:
-    """Run a model by a strategy, and compare its losses with those of one rank."""
+    """Return a function that trains with a strategy and compares the losses with one rank's."""
 
     def check(
         model: str, changes: dict[str, Any], *, tolerance: float = TOLERANCE, **both: object
     ) -> None:
-        """Check ``changes``, which one rank does not have; ``both`` are keys of both jobs."""
+        """Compare a job with ``changes`` to one rank without them; both jobs have keys ``both``."""
         reference = run_trial(make_job(model, **both)).result["losses"]
         ended = run_trial(make_job(model, **{**both, **changes}))
         assert largest_difference(ended.result["losses"], reference) < tolerance
@@ -310,7 +310,7 @@ def trains_as_one_rank(run_trial: Callable[..., Ended]) -> Callable[..., None]:
 
 
 def planned(model: str, search: str = "{}") -> Experiment:
-    """Return an experiment of runtime torch about a model of these tests."""
+    """Return an experiment with a model of these tests, for runtime torch."""
     figures = dict(MODELS[model])
     if figures["family"] == "gpt2":
         del figures["num_key_value_heads"]  # not a key of the file

@@ -15,27 +15,27 @@ HANG_S = 3600.0
 ADDRESS_SPACE_BYTES = 64 << 30
 SPARE_BYTES = 1100 << 20
 M_ARENA_MAX = -8
-"""As in glibc's malloc.h."""
+"""mallopt(3) option that limits the number of arenas, from glibc's malloc.h."""
 
 
 def raise_error() -> None:
-    """Fail as a wrong program does."""
+    """Fail as a program with a bug does."""
     message = "injected failure"
     raise RuntimeError(message)
 
 
 def run_out_of_memory() -> None:
-    """Ask torch for more than the process may have."""
+    """Ask torch for more memory than the process may have."""
     hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard_limit))
     importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
 
 
 def limit_memory() -> None:
-    """Leave the process little more memory than it has taken so far.
+    """Limit the process to little more memory than it has so far.
 
-    Threads that start later share one arena: one of their own would reserve 128 MiB of addresses,
-    which count whether they are used or not.
+    Threads that start later share one arena: a separate arena would reserve 128 MiB of addresses,
+    which count towards the limit even if they are not used.
     """
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -45,20 +45,20 @@ def limit_memory() -> None:
 
 
 def be_killed() -> None:
-    """Vanish as under the kernel's out-of-memory killer."""
+    """End as if the kernel's out-of-memory killer had killed this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang() -> None:
-    """Stop without ending."""
+    """Wait for ever."""
     time.sleep(HANG_S)
 
 
 DECAY = "decay"
-"""The rank's clock tells times that fall by a third every four steps, down to `LONG_STEP_S`."""
+"""Fault: step times of the rank's clock fall by a third every four steps, down to `LONG_STEP_S`."""
 
 LONG_STEP_S = 1000.0
-"""More than a step of the other ranks takes on a busy machine."""
+"""A step time that is longer than any other rank's, even on a busy machine."""
 
 HOW: dict[str, Callable[[], None]] = {
     "raise": raise_error,
@@ -70,12 +70,12 @@ HOW: dict[str, Callable[[], None]] = {
 
 
 def inject(rank: int, step: int, how: str) -> None:
-    """Arrange that ``rank`` fails in the way ``how`` before its step ``step``."""
+    """Arrange that ``rank`` fails before its step ``step``; ``how`` names the fault."""
     if int(os.environ["RANK"]) != rank:
         return
     if how == "never_start":
         hang()
-    # Not at the top: torch and DeepSpeed are imported in the ranks only.
+    # Imported here, because only ranks import torch and DeepSpeed.
     loop: Any = importlib.import_module("amp_ray.training.loop")
     train_step = loop._step  # noqa: SLF001 - the place where a rank works
 

@@ -1,4 +1,4 @@
-"""Runtime deepspeed: every strategy trains the model of one rank, and is measured and reported."""
+"""Runtime deepspeed: every strategy trains as one rank does, and its measurements are reported."""
 
 import json
 import os
@@ -109,7 +109,7 @@ CLIPPED: dict[str, dict[str, Any]] = {
     },
 }
 CLIPPING_NORM = 0.3
-"""Below the norm of every step here, so that each one is scaled."""
+"""Clipping norm below the gradients' norm in every step here, so that each step is scaled."""
 
 HALF: dict[str, dict[str, Any]] = {
     "dp2": {"dp": 2},
@@ -165,7 +165,7 @@ def test_training_learns(model: str, run_trial: Callable[..., Ended]) -> None:
 # --------------------------------------------------------------------------- measurements
 
 MAX_RANK_BYTES = 600_000_000
-"""Limit of a whole CPU rank of a tiny model, libraries included."""
+"""Maximum memory of a CPU rank of a tiny model, including libraries."""
 
 
 def test_preloading_starts_no_thread(warm_ranks: WarmRanks) -> None:
@@ -254,18 +254,18 @@ def test_recomputing_saves_memory(run_trial: Callable[..., Ended]) -> None:
         sizes = {"num_layers": 6, "hidden_size": 256, "sequence_length": 256, "vocab_size": 64}
         return int(run_trial({**job, "model": gpt2(**sizes)}).result["peak_memory_bytes"])
 
-    # A block keeps some 36 MB; freed memory that the allocator holds on to blurs the difference.
+    # A block keeps some 36 MB; freed memory that the allocator does not return hides a part of it.
     assert peak_bytes("none") - peak_bytes({"kind": "full", "layers": 3}) > 30_000_000
 
 
 def test_zero_spreads_the_optimizer_state(run_trial: Callable[..., Ended]) -> None:
-    # Wide, so that the allocator's habits, up to 50 MB, matter less than what is looked for.
+    # A wide model, so that up to 50 MB that the allocator does not return matter little.
     peaks = {}
     for dp in (1, 4):
         job = make_job("gpt2", dp=dp, micro_batch_size=2, optimizer="adam", zero_stage=1)
         job |= {"model": gpt2(hidden_size=512, sequence_length=8, vocab_size=64)}
         peaks[dp] = run_trial({**job, "steps": 1, "warmup_steps": 0}).result["peak_memory_bytes"]
-    # Two moments of 4 bytes for each of 12.6 M weights, of which a rank of four keeps a quarter.
+    # Two moments of 4 bytes for each of 12.6 M weights; each of four ranks keeps a quarter.
     assert peaks[1] - peaks[4] > 12_600_000 * 8 * 3 / 4
 
 

@@ -1,4 +1,4 @@
-"""What ``amp-ray export --to deepspeed`` and ``--to slurm`` write runs as it stands."""
+"""The files of ``amp-ray export --to deepspeed`` and ``--to slurm`` run without changes."""
 
 import json
 import os

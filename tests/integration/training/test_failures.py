@@ -1,4 +1,4 @@
-"""A failing trial says what went wrong first, on which rank, and ends."""
+"""A failing trial ends, and reports the first cause and its rank."""
 
 import json
 import os
@@ -19,7 +19,7 @@ TWO_STAGES: dict[str, Any] = {"pp": 2, "bounds": [0, 3, 7], "micro_batch_size": 
 
 
 def cause(ended: Ended) -> dict[str, Any]:
-    """Return the one failure that is not about communication."""
+    """Return the only failure whose cause is not communication."""
     (first,) = [event for event in ended.failures() if event["cause"] != "communication"]
     return first
 
@@ -111,7 +111,7 @@ def test_what_this_machine_cannot_do_is_a_bad_job(
 def run_program(
     arguments: list[str], folder: Path, **environment: str
 ) -> tuple[int, dict[str, Any]]:
-    """Run a job of one rank in a process of its own; return its exit code and last event."""
+    """Run a job of one rank in a separate process; return its exit code and last event."""
     job = folder / "job.json"
     job.write_text(json.dumps({**make_job("gpt2"), "out_dir": str(folder)}))
     done = subprocess.run(

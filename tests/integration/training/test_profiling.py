@@ -1,4 +1,4 @@
-"""The program measures layers, slices and what surrounds them, until memory runs out."""
+"""The program measures layers, slices and the rest of a step, until memory runs out."""
 
 from collections.abc import Callable
 from itertools import product
@@ -11,14 +11,14 @@ from .conftest import MODELS, WarmRanks, make_job
 pytestmark = pytest.mark.integration
 
 HUGE = 2**42
-"""Samples for which no machine has memory."""
+"""A micro-batch size for which no machine has enough memory."""
 
 Measure = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
 def measure(warm_ranks: WarmRanks, tmp_path_factory: pytest.TempPathFactory) -> Measure:
-    """Measure points of a model; return the events that have a measurement or say why not."""
+    """Return a function that measures points of a model and returns the events with the results."""
 
     def run(
         model: str, points: list[dict[str, int]], *, num_ranks: int = 1, step: bool = False
@@ -62,7 +62,7 @@ def test_every_layer_of_a_generator_and_its_step_are_measured(measure: Measure) 
 
 
 def test_experts_are_measured_where_tp_divides_them(measure: Measure) -> None:
-    # Embedding, a dense block, one with experts, norm, head and loss.
+    # The layers are embedding, a dense block, a block with experts, norm, head; then the loss.
     assert MODELS["shared-experts"]["first_dense_layers"] == 1
     points = [
         {"tp": tp, "micro_batch_size": 1, "layer": layer}

@@ -1,4 +1,4 @@
-"""Runtime torch: every dimension, alone and combined, trains the model of one rank."""
+"""Runtime torch: every dimension, alone and combined, trains as one rank does."""
 
 import json
 from collections.abc import Callable
@@ -47,7 +47,7 @@ ORDER = {
 def stages(
     bounds: list[int], *options: tuple[int, list[int]] | dict[str, Any], **more: object
 ) -> dict[str, Any]:
-    """Return a strategy of stages with tp and shares, or more options, each."""
+    """Return a strategy of stages; each has a pair (tp, shares), or a mapping with more options."""
     records: list[dict[str, Any]] = [
         dict(zip(("tp", "shares"), stage, strict=True)) if isinstance(stage, tuple) else stage
         for stage in options
@@ -259,7 +259,7 @@ PLANNED: dict[str, tuple[str, StageOptions, dict[str, Any], tuple[int, ...]]] = 
     "context": ("llama", StageOptions(tp=1, cp=2, dp=1), {"pp": 2}, (0, 3, 7)),
     "experts": ("mixtral", StageOptions(tp=1, dp=2, ep=2), {"pp": 2}, (0, 3, 7)),
 }
-"""Model, options of stages, pipeline, and bounds if they are not those of the search."""
+"""Model, options of stages, pipeline, and bounds if they differ from the search's."""
 
 
 @pytest.mark.parametrize("name", PLANNED)

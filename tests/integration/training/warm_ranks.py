@@ -42,7 +42,7 @@ def start_rank(request: dict[str, Any], rank: int) -> int:
             target = os.open(folder / f"{rank}.{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(target, descriptor)
         if request.get("fault"):
-            # Beside this program; imported here, so that a test run can import this module.
+            # A module beside this program; imported here, so that tests can import this program.
             importlib.import_module("faults").inject(**request["fault"])
         code = main(request["job"])
     finally:
@@ -50,7 +50,7 @@ def start_rank(request: dict[str, Any], rank: int) -> int:
 
 
 def run(request: dict[str, Any]) -> list[int]:
-    """Run all ranks to their end; kill what is left at the deadline, or a while after a failure."""
+    """Run all ranks to their end; kill the rest at the deadline, or some time after a failure."""
     codes: dict[int, int] = {}
     pids = [start_rank(request, rank) for rank in range(request["num_ranks"])]
     limit = time.monotonic() + request["deadline_s"]

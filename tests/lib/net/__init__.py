@@ -1,4 +1,4 @@
-"""The net: what the package answers to many commands, recorded, so that a change of it shows.
+"""The net: recorded answers of the package to many commands, which show every change of an answer.
 
-It drives nothing but the public surface: the command line, files, and `import amp_ray`.
+It uses only the public surface: the command line, files, and `import amp_ray`.
 """

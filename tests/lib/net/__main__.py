@@ -1,4 +1,4 @@
-"""`make net`: compare what the package answers with what is recorded; `make net RECORD=yes`."""
+"""`make net`: compare the package's answers with the recorded ones; `RECORD=yes` records them."""
 
 import argparse
 import json
@@ -16,12 +16,12 @@ from net.coverage import listed_values, missing
 from net.running import answer
 from net.table import ANSWERS, Case, Table, read_table
 
-_SHOWN: Final = 3  # differences of a case that differs
+_SHOWN: Final = 3  # maximum number of differences to print per case
 _CHANGED, _SAME = 1, 0
 
 
 def main() -> int:
-    """Run the cases that are asked for; return the exit code."""
+    """Run the requested cases; return the exit code."""
     options = _options()
     table = read_table()
     cases = [case for case in table.cases if fnmatch(case.name, options.only)]
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _cpu_s() -> float:
-    """Return what the workers took of the processors."""
+    """Return the CPU seconds of the workers."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -51,7 +51,7 @@ def _options() -> argparse.Namespace:
 
 
 def _say_coverage(table: Table) -> bool:
-    """Print what the cases cover; tell whether that is all that the package lists."""
+    """Print which listed values the cases cover; return whether they cover all."""
     complete = True
     for listed in table.listed:
         values, uncovered = listed_values(listed), missing(listed, table.cases)
@@ -63,7 +63,7 @@ def _say_coverage(table: Table) -> bool:
 
 
 def _changed(cases: Sequence[Case], jobs: int, *, record: bool) -> Iterator[Case]:
-    """Yield the cases that differ from their record, and say how; with ``record`` write them."""
+    """Yield the cases that differ from their record, and print how; ``record`` records them."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for case, now in zip(cases, pool.map(answer, cases), strict=True):
             shown = list(islice(changes(case, now), _SHOWN))
@@ -76,7 +76,7 @@ def _changed(cases: Sequence[Case], jobs: int, *, record: bool) -> Iterator[Case
 
 
 def changes(case: Case, now: Any) -> Iterator[str]:  # noqa: ANN401 - a JSON value
-    """Yield how an answer differs from what is recorded."""
+    """Yield the differences between an answer and the recorded one."""
     if not case.answer.exists():
         yield "nothing is recorded"
         return
@@ -85,7 +85,7 @@ def changes(case: Case, now: Any) -> Iterator[str]:  # noqa: ANN401 - a JSON val
 
 
 def _stale(table: Table, *, record: bool) -> list[str]:
-    """Return the recorded answers that have no case; with ``record`` remove them."""
+    """Return the recorded answers without a case; with ``record``, remove them."""
     files = {case.answer for case in table.cases}
     stale = sorted(file for file in ANSWERS.rglob("*.json") if file not in files)
     for file in stale:

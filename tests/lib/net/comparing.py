@@ -1,4 +1,4 @@
-"""Compare two answers: floats to twelve digits, everything else exactly."""
+"""Compares two answers: floats to twelve digits, everything else exactly."""
 
 import json
 import math
@@ -10,10 +10,10 @@ from typing import Any, Final
 RELATIVE: Final = 1e-12
 
 SUMMED: Final = ("breakdown_s", "difference_s")
-"""Mappings whose values are parts of one sum, some of them differences of larger figures: these are
-compared to twelve digits of the largest part."""
+"""Mappings whose values are parts of a sum. A part may be the difference of larger figures, so all
+parts are compared to twelve digits of the largest part."""
 
-_WIDTH: Final = 150  # characters of a line of a recorded answer, where it can be cut
+_WIDTH: Final = 150  # maximum characters of a line of a recorded answer, if it can be split
 _FLOAT: Final = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
 _MISSING: Final = "nothing"
 
@@ -22,10 +22,10 @@ def differences(old: Any, new: Any, path: str = "", scale: float = 0.0) -> Itera
     """Yield each difference of two JSON values: its path, the old and the new value.
 
     Args:
-        old: As recorded.
-        new: As it is now.
-        path: Where both stand.
-        scale: Largest figure beside them that counts for their precision.
+        old: Recorded value.
+        new: Present value.
+        path: Path of both in the answer.
+        scale: Largest part of the same sum, which limits the precision of the difference.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
@@ -47,7 +47,7 @@ def _scale(parts: Any) -> float:  # noqa: ANN401
 
 
 def _same(old: Any, new: Any, scale: float) -> bool:  # noqa: ANN401
-    """Tell whether two values without parts are the same."""
+    """Return whether two values that are neither lists nor mappings are the same."""
     if type(old) is not type(new):
         return False
     if isinstance(old, float):
@@ -56,7 +56,7 @@ def _same(old: Any, new: Any, scale: float) -> bool:  # noqa: ANN401
 
 
 def _same_text(old: str, new: str) -> bool:
-    """Tell whether two texts are the same but for the last digits of their numbers."""
+    """Return whether two texts are the same, except for the last digits of their numbers."""
     return _FLOAT.split(old) == _FLOAT.split(new) and all(
         math.isclose(float(first), float(second), rel_tol=RELATIVE)
         for first, second in zip(_FLOAT.findall(old), _FLOAT.findall(new), strict=True)
@@ -64,13 +64,13 @@ def _same_text(old: str, new: str) -> bool:
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401
-    """Show a value, cut where it is long."""
+    """Return a value as text, cut if it is long."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
 
 
 def layout(value: Any, indent: int = 0) -> str:  # noqa: ANN401
-    """Return a value as JSON whose parts stand on one line each where they are short."""
+    """Return a value as JSON; a part that is short stands on one line."""
     line = json.dumps(value, ensure_ascii=False)
     if indent + len(line) <= _WIDTH or not isinstance(value, list | dict):
         return line

@@ -1,4 +1,4 @@
-"""Which of all that the package lists occurs in a case."""
+"""Checks that every value that the package lists occurs in a case."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ _BETWEEN: Final = ("or", "to")
 
 
 def listed_values(listed: Listed) -> tuple[str, ...]:
-    """Return the values that the package names where it refuses another one.
+    """Return the valid values that the package names when it refuses an invalid one.
 
     Raises:
-        ValueError: If it names none.
+        ValueError: If the package names no values.
     """
     with chdir(FILES):
         ended = run(listed.ask)
@@ -35,7 +35,7 @@ def listed_values(listed: Listed) -> tuple[str, ...]:
 
 
 def missing(listed: Listed, cases: Sequence[Case]) -> tuple[str, ...]:
-    """Return the listed values that no case has, but for those that are left out with a reason."""
+    """Return the listed values that no case has; ``left_out`` has values that no case needs."""
     covered = {value for case in cases for words in case.steps for value in _values(listed, words)}
     return tuple(
         value
@@ -45,7 +45,7 @@ def missing(listed: Listed, cases: Sequence[Case]) -> tuple[str, ...]:
 
 
 def _values(listed: Listed, words: Words) -> Iterator[str]:
-    """Yield what one command has of an option, or of a key of an experiment file."""
+    """Yield the values that one command gives to an option or a key of an experiment file."""
     pairs = list(pairwise(words))
     if listed.key == "command":
         yield words[0]
@@ -66,7 +66,7 @@ def _values(listed: Listed, words: Words) -> Iterator[str]:
 
 @cache
 def _of_file(file: Path, key: str) -> Any:  # noqa: ANN401 - any YAML value
-    """Return the value of a key in an experiment file; None without one."""
+    """Return the value of a key in an experiment file; None if the file does not set it."""
     value = yaml.safe_load(file.read_text(encoding="utf-8"))
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

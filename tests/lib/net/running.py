@@ -1,4 +1,4 @@
-"""Run the commands of a case in this process, and gather what they answer."""
+"""Run the commands of a case in this process, and collect their answers."""
 
 import contextlib
 import io
@@ -18,26 +18,26 @@ from unittest.mock import patch
 from net.table import FILES, Case, Words
 
 CLOCK: Final = ("at", "crc", "last_event_at", "search_s", "seconds", "started_at", "trial_id")
-"""Keys of what depends on the time of day or on how fast this machine is."""
+"""Keys whose values depend on the time of day or on the speed of this machine."""
 
 _SEARCHED: Final = re.compile(r"(?<=candidates in )[0-9.]+(?= s)")
-"""The same in the headline of a table."""
+"""Duration of a search in the headline of a table."""
 
 MACHINE: Final = ("environment",)
 """Keys of a report that name versions of packages and the system."""
 
-_DRAWN: Final = re.compile("[0-9a-f]{8}")  # what a study draws at random for itself
-_DIGITS: Final = 14  # significant ones that are recorded
-_SHORT: Final = 150  # characters of a part that is recorded as often as it stands in an answer
-_ROWS: Final = 6  # recorded at either end of a long list of mappings or lists, of standard output
-_ROWS_OF_FILES: Final = 3  # the same of files
+_DRAWN: Final = re.compile("[0-9a-f]{8}")  # random id of a study
+_DIGITS: Final = 14  # number of significant digits to record
+_SHORT: Final = 150  # characters up to which a repeated part is recorded each time
+_ROWS: Final = 6  # rows to record at either end of a long list in standard output
+_ROWS_OF_FILES: Final = 3  # rows to record at either end of a long list in a file
 _DATA: Final = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 _UNSEEN: Final = re.compile(r"<(script|style)\b.*?</\1>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a command ended; a mistake of the package has no code, and its traceback as error."""
+    """The end of a command; an unexpected exception has no code, and its traceback as ``err``."""
 
     code: int | None
     out: str
@@ -66,7 +66,7 @@ def run(words: Words) -> Ended:
 
 
 def answer(case: Case) -> Any:  # noqa: ANN401 - a JSON value
-    """Run the commands of a case in a new folder, and return what they answer as JSON."""
+    """Run the commands of a case in a new folder, and return their answers as JSON."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve() / "net"
         shutil.copytree(FILES, folder)
@@ -75,7 +75,7 @@ def answer(case: Case) -> Any:  # noqa: ANN401 - a JSON value
 
 
 def once(value: Any, place: str, seen: dict[str, str]) -> Any:  # noqa: ANN401 - a JSON value
-    """Return a value in which a long part that stands there before is told by its place."""
+    """Return a value in which a long part that has occurred before is replaced by its place."""
     if not isinstance(value, dict | list):
         return value
     text = json.dumps(value)
@@ -87,7 +87,7 @@ def once(value: Any, place: str, seen: dict[str, str]) -> Any:  # noqa: ANN401 -
 
 
 def _steps(case: Case, folder: Path) -> Iterator[dict[str, Any]]:
-    """Run command after command."""
+    """Run the commands one after the other, and yield their answers."""
     before = _contents(folder)
     for words in case.steps:
         ended = run(words)
@@ -109,7 +109,7 @@ def _steps(case: Case, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _written(stream: io.TextIOWrapper) -> str:
-    """Return what was written into a stream."""
+    """Return the text that was written into a stream."""
     stream.seek(0)
     return stream.read()
 
@@ -124,7 +124,7 @@ def _contents(folder: Path) -> dict[str, str]:
 
 
 def _value(text: str, suffix: str) -> Any:  # noqa: ANN401 - a JSON value
-    """Return text as what it is: JSON, lines of JSON, the data and frame of a report, or lines."""
+    """Parse text by its kind: JSON, lines of JSON, a report (data and frame), or plain lines."""
     if suffix == ".jsonl":
         return [json.loads(line) for line in text.splitlines()]
     if suffix == ".html":
@@ -137,7 +137,7 @@ def _value(text: str, suffix: str) -> Any:  # noqa: ANN401 - a JSON value
 
 
 def _recorded(value: Any, rows: int) -> Any:  # noqa: ANN401 - a JSON value
-    """Return a value without clocks and versions, its floats rounded, its long lists cut."""
+    """Return a value to record: without times and versions, floats rounded, long lists cut."""
     if isinstance(value, dict):
         kept = {key: part for key, part in value.items() if key not in {*CLOCK, *MACHINE}}
         return {key: _recorded(part, rows) for key, part in kept.items()}

@@ -21,10 +21,10 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Commands that run one after the other in a folder of their own, which holds `FILES`.
+    """Commands that run one after the other in a new folder with a copy of `FILES`.
 
     Args:
-        name: Its group, base and variation, with slashes between them.
+        name: Group, base and variation of the case, separated by slashes.
         steps: The words of each command, without ``amp-ray``.
     """
 
@@ -42,10 +42,10 @@ class Listed:
     """Values that the package lists where it refuses a word; every one must occur in a case.
 
     Args:
-        name: What they are.
-        ask: The words of a command with a value that there is not.
-        key: The option or the key of experiment files that takes them.
-        default: The value where a file does not set the key.
+        name: Name of the kind of values, for messages.
+        ask: The words of a command with an invalid value.
+        key: The option, or key of experiment files, that takes the values.
+        default: The value if a file does not set the key.
         left_out: Values that no case can have, each with the reason.
     """
 
@@ -62,8 +62,8 @@ class Table:
 
     Args:
         cases: In the order of the file.
-        fast: Names of those that run with the tests.
-        listed: What they must cover.
+        fast: Names of the cases that run with the tests.
+        listed: Values that the cases must cover.
     """
 
     cases: tuple[Case, ...]
@@ -75,7 +75,7 @@ def read_table() -> Table:
     """Read the table of cases.
 
     Raises:
-        ValueError: If two cases have one name, or a fast case does not exist.
+        ValueError: If two cases have the same name, or a fast case does not exist.
     """
     document = yaml.safe_load((FOLDER / "cases.yaml").read_text(encoding="utf-8"))
     cases = tuple(case for group in document["cases"] for case in _cases(group))
@@ -111,7 +111,7 @@ def _cases(group: Mapping[str, Any]) -> Iterator[Case]:
 
 
 def _listed(row: Mapping[str, Any]) -> Listed:
-    """Make one row of what must be covered."""
+    """Read one row of the values that must be covered."""
     return Listed(
         name=row["name"],
         ask=words_of(row["ask"]),

@@ -1,7 +1,7 @@
-"""A planner as another package would add it: Megatron's rule of thumb, priced by our cost model.
+"""A planner as another package would add it: Megatron's rule of thumb, with our cost model.
 
-Tensor parallelism as wide as a node allows, as few pipeline stages as fit the memory, and data
-parallelism for the rest (Narayanan et al., arXiv:2104.04473, section 3).
+The rule chooses the largest tp that a node allows, the smallest pp that fits in memory, and dp for
+the remaining devices (Narayanan et al., arXiv:2104.04473, section 3).
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from amp_ray.strategies.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RuleOfThumb:
-    """Plans the one grid that the rule gives, for every micro-batch size."""
+    """Plans the grid that the rule chooses, for every micro-batch size."""
 
     experiment: Experiment
     traits: ClassVar = PlannerTraits(knows_prices=True, has_constants=True)
 
     @cached_property
     def exact(self) -> Planner:
-        """Our planner, which cuts and prices."""
+        """Our planner, which chooses the cuts and estimates the time."""
         return make_planner(self.experiment, AMP_RAY)
 
     @property

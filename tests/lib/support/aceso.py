@@ -1,4 +1,4 @@
-"""Profiles in Aceso's format, made up by rule, and the folder of the published ones."""
+"""Synthetic profiles in Aceso's format, and the folder of the published ones."""
 
 import random
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ _BOTTLENECK: Final = ("conv1", "bn1", "conv2", "bn2", "conv3", "bn3", "downsampl
 
 
 def resnet_rows(blocks: Sequence[int] = (2, 1)) -> tuple[str, ...]:
-    """Return the operators of a ResNet with so many bottlenecks in each group."""
+    """Return the operators of a ResNet; ``blocks`` has the number of bottlenecks per group."""
     inner = [
         f"layer{group}-{block}-{name}"
         for group, count in enumerate(blocks, start=1)
@@ -78,8 +78,8 @@ def aceso_files(
 ) -> dict[str, str]:
     """Return a profile folder, as text by name: times and sizes shrink with tp.
 
-    Random numbers in whole MiB and microseconds, the same for one seed; activations of neighbours
-    differ, collectives have all whole sizes up to 64 MiB.
+    Numbers are random, but the same for the same seed, in whole MiB and microseconds. Neighbouring
+    operators have different activations; collectives have all whole sizes up to 64 MiB.
     """
     chance = random.Random(seed)
     base = {
@@ -106,7 +106,7 @@ def aceso_files(
 
 
 def _cell(value: int, size: int, tp: int, algorithm: int) -> str:
-    """Return a value at a setting; algorithm 1 costs a little more."""
+    """Return a value at a micro-batch size, tp and algorithm; algorithm 1 costs a little more."""
     return f"{value * size / tp + algorithm:.3f}"
 
 

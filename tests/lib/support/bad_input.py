@@ -1,4 +1,4 @@
-"""An experiment that a test spoils in one place, and the files beside it."""
+"""An experiment in which a test makes one mistake, and the files that it names."""
 
 from collections.abc import Callable
 from typing import Final
@@ -24,7 +24,7 @@ global_batch_size: 8
 search: {space: uniform}
 """
 NUM_LAYERS: Final = 5
-"""Embedding, two blocks, norm and head."""
+"""Number of layers: embedding, two blocks, norm and head."""
 
 DESCRIPTION: Final = """\
 num_layers: 5
@@ -47,10 +47,10 @@ def edited(*replacements: tuple[str, str]) -> str:
 
 
 MODEL: Final = "vocab_size: 128}"
-"""Where figures of the model can be put."""
+"""Text in the experiment before which figures of the model can be inserted."""
 
 NODE: Final = "slots: 2, "
-"""Where keys of the nodes can be put."""
+"""Text in the experiment at which keys of the nodes can be inserted."""
 
 WITH_HOSTFILE: Final = edited(("  nodes:", "  hostfile: hosts\n  nodes:"))
 WITH_TABLE: Final = edited(("{source: analytic}", "{source: table, path: measured}"))

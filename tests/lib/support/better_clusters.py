@@ -1,4 +1,4 @@
-"""Mixed clusters and better ones, for tests that better hardware never gives a slower answer."""
+"""Pairs of mixed clusters, for tests that the better cluster never gives a slower plan."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -51,11 +51,11 @@ def cluster_pair(seed: int, *, most_devices: int) -> tuple[Experiment, Experimen
     """Draw an experiment on 1 to 4 kinds of nodes, and the same on a better cluster.
 
     Args:
-        seed: Of the draw.
-        most_devices: Of the cluster; the better one may have a node more.
+        seed: Seed of the draw.
+        most_devices: Maximum number of devices; the better cluster may have one more node.
 
     Returns:
-        Both, and the difference: a key of `BETTER`, or node.
+        Both experiments, and the difference between them: a key of `BETTER`, or ``node``.
     """
     rng = np.random.default_rng(seed)
     rows: list[str] = []
@@ -94,7 +94,7 @@ search: {{space: heterogeneous}}
 
 
 def with_new_kind(experiment: Experiment, seed: int) -> Experiment:
-    """Return an experiment with one more node, fast or slow, most often of another kind."""
+    """Return an experiment with one more node, fast or slow, usually of another kind."""
     rng = np.random.default_rng(seed)
     lone = experiment_from(f"""\
 name: lone

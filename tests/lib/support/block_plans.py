@@ -1,4 +1,4 @@
-"""Every plan of a few blocks on a few devices, to be scored one by one."""
+"""Every plan of a few blocks on a few devices, which tests score one by one."""
 
 import random
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def block_experiment(seed: int, most_blocks: int = 5) -> Experiment:
 
 
 def block_plans(experiment: Experiment, candidate: GroupsCandidate) -> Iterator[Strategy]:
-    """Give every plan on the last devices in their order: cuts, degrees, recompute per stage."""
+    """Yield every plan on the last devices, in order: all cuts, degrees and recompute per stage."""
     everyone, number = experiment.cluster.num_devices, experiment.model.num_layers
     for used in range(1, everyone + 1):
         for sizes in _compositions(used):
@@ -91,7 +91,7 @@ def _plan(
 
 
 def _uses(size: int, samples: int) -> list[tuple[int, int]]:
-    """Give tp and dp of a stage."""
+    """Return the possible tp and dp of a stage."""
     return [
         (tp, size // tp)
         for tp in range(1, size + 1)
@@ -100,7 +100,7 @@ def _uses(size: int, samples: int) -> list[tuple[int, int]]:
 
 
 def _patterns(experiment: Experiment, blocks: int) -> list[Recompute]:
-    """Give what a stage may compute again; the attention core is within no block of a list."""
+    """Return the possible recompute of a stage; never selective: blocks here have no attention."""
     if experiment.recompute != AUTO:
         return [experiment.recompute]
     some = [Recompute(kind="full", layers=number) for number in range(1, blocks)]
@@ -108,7 +108,7 @@ def _patterns(experiment: Experiment, blocks: int) -> list[Recompute]:
 
 
 def _compositions(total: int) -> Iterator[tuple[int, ...]]:
-    """Give every way to share devices out in a row."""
+    """Yield every way to divide a row of devices into consecutive groups."""
     if not total:
         yield ()
     for first in range(1, total + 1):

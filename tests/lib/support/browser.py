@@ -20,7 +20,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get
 
 
 def arguments(profile: Path) -> list[str]:
-    """Return how the browser is started."""
+    """Return the command that starts the browser."""
     assert CHROMIUM is not None
     return [
         *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
@@ -30,7 +30,7 @@ def arguments(profile: Path) -> list[str]:
 
 
 def drawn(url: str, profile: Path) -> str:
-    """Return a page as the browser has drawn it; what its console complains about is a failure."""
+    """Return a page's document after the browser has drawn it; fail on errors of its console."""
     argv = [
         *(*arguments(profile), "--virtual-time-budget=10000", "--enable-logging=stderr"),
         *("--dump-dom", url),
@@ -42,7 +42,7 @@ def drawn(url: str, profile: Path) -> str:
 
 @dataclass
 class Page:
-    """A page that is driven by the browser's own protocol, over a pair of pipes."""
+    """A page that is controlled by the browser's debugging protocol, over a pair of pipes."""
 
     commands: BinaryIO
     answers: BinaryIO
@@ -50,7 +50,7 @@ class Page:
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def call(self, method: str, **params: object) -> Any:  # noqa: ANN401 - the protocol's JSON
-        """Return what a method answers."""
+        """Call a method of the protocol and return its result."""
         number = next(self.numbers)
         message = {"id": number, "method": method, "params": params}
         if self.session:
@@ -65,7 +65,7 @@ class Page:
                 return answer["result"]
 
     def value(self, expression: str) -> Any:  # noqa: ANN401 - any value of a script
-        """Return the value of an expression, waited for."""
+        """Return the value of an expression; wait for it if it is a promise."""
         told = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -73,7 +73,7 @@ class Page:
         return told["result"].get("value")
 
     def press(self, key: str, code: int, text: str = "") -> None:
-        """Press a key, and let it go."""
+        """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             told = {"text": text} if text and kind == "keyDown" else {}
             params = {"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, **told}

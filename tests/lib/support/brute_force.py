@@ -1,4 +1,4 @@
-"""Oracles of the partition solver: plain loops that are slow and plainly right."""
+"""Oracles of the partition solver: plain loops that are slow and obviously correct."""
 
 import math
 from collections.abc import Iterator
@@ -10,10 +10,11 @@ Stage = tuple[int, int]  # (first layer, option)
 
 
 def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
-    """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
+    """Return whether the layers ``[start, end)`` may be a stage with an option.
 
     Returns:
-        True where it fits or knows no limit, and the stage holds what every stage must.
+        True if they fit into its memory, or it has no limit, and include a layer that every stage
+        needs.
     """
     tables, memory_row = problem.tables, problem.options.memory_row[option]
     fits = memory_row < 0 or start >= tables.earliest_start[memory_row, end]
@@ -22,13 +23,13 @@ def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Stages that take all layers, up to a final state.
+    """A partition: stages with all layers, whose options lead to a final state.
 
     Attributes:
-        stages: First layer and option of each.
-        sum_s: Sum of the objective.
-        slowest_s: Bottleneck.
-        final_state: Where the options lead.
+        stages: First layer and option of each stage.
+        sum_s: Sum of the stages' times, part of the objective.
+        slowest_s: Time of the bottleneck.
+        final_state: State after the last option.
     """
 
     stages: tuple[Stage, ...]
@@ -38,10 +39,10 @@ class Chain:
 
 
 def all_chains(problem: PartitionProblem) -> Iterator[Chain]:
-    """Walk through every partition that fits into memory.
+    """Yield every partition that fits into memory.
 
     Args:
-        problem: A small one: their number grows exponentially.
+        problem: A small problem: the number of partitions grows exponentially.
 
     Yields:
         Partitions, in no particular order.
@@ -50,10 +51,10 @@ def all_chains(problem: PartitionProblem) -> Iterator[Chain]:
 
 
 def best_chain(problem: PartitionProblem) -> Chain | None:
-    """Compare every partition with every other.
+    """Find the best partition by comparing all of them.
 
     Args:
-        problem: A small one.
+        problem: A small problem.
 
     Returns:
         The partition with the smallest objective, by the solver's rules for ties; None if there
@@ -71,10 +72,10 @@ def best_chain(problem: PartitionProblem) -> Chain | None:
 
 
 def cheapest_chain(problem: PartitionProblem, cap_s: float) -> Chain | None:
-    """Do what the compiled kernel does, without windows, bands or queues.
+    """Compute the result of the compiled kernel, without windows, bands or queues.
 
     Args:
-        problem: Of any size that four nested loops can bear.
+        problem: A problem small enough for four nested loops.
         cap_s: Bound on the bottleneck of every stage.
 
     Returns:
@@ -128,19 +129,19 @@ def _extended(problem: PartitionProblem, chain: Chain, placed: int) -> Iterator[
 
 
 def _costed(problem: PartitionProblem, stages: tuple[Stage, ...], final_state: int) -> Chain:
-    """Cost stages from scratch."""
+    """Compute the costs of a partition from its stages."""
     bounds = (*(start for start, _ in stages), problem.num_layers)
     cost = objective(problem, bounds, tuple(option for _, option in stages))
     return Chain(stages=stages, sum_s=cost.sum_s, slowest_s=cost.slowest_s, final_state=final_state)
 
 
 def _states(problem: PartitionProblem, option: int) -> tuple[int, int]:
-    """Give the states between which an option leads."""
+    """Return the states before and after an option."""
     return int(problem.options.from_state[option]), int(problem.options.to_state[option])
 
 
 def _canonical_ranks(problem: PartitionProblem) -> list[int]:
-    """Give each option its place in canonical order."""
+    """Return each option's place in canonical order."""
     options = problem.options
     columns = (
         options.to_state,

@@ -1,4 +1,4 @@
-"""Runs commands in this process: fixtures that a conftest.py takes over by importing them."""
+"""Runs commands in this process: fixtures for a conftest.py to import."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from support.experiments import SMALL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -24,7 +24,7 @@ class Ended:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """What the command printed, which must be JSON and nothing else."""
+        """The command's output, which must be JSON only."""
         return json.loads(self.out)
 
     @property
@@ -38,7 +38,7 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def amp_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run ``amp-ray`` in this process, with its output in a pipe of no particular width."""
+    """Run ``amp-ray`` in this process, with its output in a pipe, which has no width."""
 
     def run(*arguments: str | Path, columns: str = "") -> Ended:
         monkeypatch.setenv("COLUMNS", columns)
@@ -63,9 +63,10 @@ def small(tmp_path: Path) -> Path:
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Refused:
-    """Run a command on files; return its messages, one per mistake, after the common checks.
+    """Run a command on files with mistakes, and check that it refuses them as every command should.
 
-    The files are written below an empty folder, in which the command runs.
+    The files are written into a new folder, in which the command runs. Returns the messages, one
+    per mistake.
     """
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Studies that processes of their own drive, as people run them."""
+"""Studies whose drivers are separate processes, as if a user had started them."""
 
 import contextlib
 import json
@@ -15,9 +15,9 @@ HANG_GUARD_S: Final = 600.0
 
 @dataclass(kw_only=True)
 class DrivenStudy:
-    """A study whose drivers, agents and ranks are known by their folder for temporary files."""
+    """A study; its drivers, agents and ranks are recognised by their folder for temporary files."""
 
-    folder: Path  # of the experiment; the study and temporary files are in it
+    folder: Path  # folder with the experiment, the study and temporary files
 
     @property
     def scratch(self) -> Path:
@@ -35,7 +35,7 @@ class DrivenStudy:
     def python(
         self, *argv: str, output: IO[str] | int = subprocess.PIPE
     ) -> Iterator["subprocess.Popen[str]"]:
-        """Start Python in a process group of its own, as a shell does."""
+        """Start Python in a new process group, as a shell does."""
         with subprocess.Popen(
             [sys.executable, *argv],
             cwd=self.folder,
@@ -51,7 +51,7 @@ class DrivenStudy:
                 process.kill()
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Read the journal; its last line may not be whole yet."""
+        """Read the journal, without an incomplete last line."""
         path = self.path / "journal.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""A study driven without hosts: a pool that answers as it is told, a journal in memory."""
+"""A study driven without hosts: a pool with scripted outcomes, and a journal in memory."""
 
 import functools
 import json
@@ -26,10 +26,10 @@ from amp_ray.tuner.unexpected import Surprise
 from support.experiments import small_experiment
 
 Answer = Callable[[Task, int], Outcome | Fault | None]
-"""What comes of an attempt on a group."""
+"""Returns the outcome of an attempt on a group."""
 
 
-# Of one rank, for tests in which no host runs it
+# A strategy of one rank, for tests in which no host runs it
 PLAIN_STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
     (0, 2),
@@ -51,14 +51,14 @@ def task_of(
 
 @functools.cache
 def small_ranking() -> tuple[Experiment, Ranking]:
-    """Return the small experiment and everything that the planner makes of it."""
+    """Return the small experiment and the planner's ranking of it."""
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
     return experiment, search_candidates(planner, candidates_of(experiment), workers=ALONE)
 
 
 def small_study(budget: int = 3, **settings: Any) -> TunerState:  # noqa: ANN401 - TunerSettings'
-    """Begin a study of sixteen strategies; without a policy it follows the predicted order."""
+    """Return a new study of sixteen strategies; the default policy is the predicted order."""
     experiment, ranking = small_ranking()
     chosen = {"policy": "predicted-order", **settings}
     return begin(experiment, ranking.results, TunerSettings(budget=budget, **chosen))
@@ -69,9 +69,9 @@ class MemoryLog:
     """A journal in memory.
 
     Args:
-        happened: What it adds a line to for every event, so that the order can be seen.
-        room: How many events it takes; after that its disk is full. None for no limit.
-        events: What was written, as it would be read again.
+        happened: Log of all parts, which gets a line per event, to check their order.
+        room: Number of events until the disk is full; None for no limit.
+        events: The written events, as a reader would return them.
     """
 
     happened: list[str] = field(default_factory=list)
@@ -79,10 +79,10 @@ class MemoryLog:
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def append(self, record: dict[str, Any], /) -> None:
-        """Write an event down.
+        """Store an event.
 
         Raises:
-            AmpRayError: If there is no room.
+            AmpRayError: If the disk is full.
         """
         if self.room is not None and len(self.events) >= self.room:
             message = "journal.jsonl: cannot be written: No space left on device"
@@ -96,16 +96,16 @@ class ScriptedPool:
     """A pool in which every call of ``wait`` ends the attempt that began first.
 
     Args:
-        answer: What comes of an attempt.
-        num_groups: How many groups there are.
-        happened: What it adds a line to for everything that is done with it.
-        at_close: What comes of what runs when the pool is closed.
-        running: Attempts by group.
-        aside: Groups that are not used any more.
+        answer: Returns the outcome of an attempt.
+        num_groups: Number of groups.
+        happened: Log of all parts, which gets a line for every call of a method.
+        at_close: Returns the outcome of an attempt that is running when the pool is closed.
+        running: Running attempts by group.
+        aside: Groups that were set aside.
         swept: Names of attempts that were swept.
         is_closed: Whether ``close`` was called.
-        most_running: How many attempts ran at the same time.
-        timeouts_s: Of every call of ``wait``.
+        most_running: Maximum number of attempts that ran at the same time.
+        timeouts_s: Timeout of every call of ``wait``.
     """
 
     answer: Answer
@@ -120,7 +120,7 @@ class ScriptedPool:
     timeouts_s: list[float] = field(default_factory=list)
 
     def free(self) -> tuple[int, ...]:
-        """Return the groups that are idle and in use."""
+        """Return the groups that run no attempt and are not set aside."""
         busy = self.aside | self.running.keys()
         return tuple(group for group in range(self.num_groups) if group not in busy)
 
@@ -133,7 +133,7 @@ class ScriptedPool:
         self.happened.append(f"start: trial {task.number}-{task.attempt} on group {group}")
 
     def wait(self, timeout_s: float) -> list[Finished]:
-        """End the attempt that began first; after the end, all of them."""
+        """End the attempt that began first; after ``close``, end all of them."""
         self.timeouts_s.append(timeout_s)
         groups = list(self.running) if self.is_closed else list(self.running)[:1]
         answer = self.at_close if self.is_closed else self.answer
@@ -144,12 +144,12 @@ class ScriptedPool:
         ]
 
     def set_aside(self, group: int) -> None:
-        """Use a group no more."""
+        """Start no more attempts on a group."""
         self.aside.add(group)
         self.happened.append(f"aside: group {group}")
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """Note what is swept."""
+        """Record the names of the swept attempts."""
         self.swept += trial_ids
         self.happened.append(f"sweep: {' '.join(trial_ids)}")
         return [f"{trial_id} has left a process" for trial_id in trial_ids]
@@ -162,34 +162,34 @@ class ScriptedPool:
 
 @dataclass(kw_only=True)
 class NotingView:
-    """Keeps what it is told, in lines.
+    """A view that stores one line per call.
 
     Args:
-        lines: So far.
+        lines: The stored lines.
     """
 
     lines: list[str] = field(default_factory=list)
 
     def started(self, trial: Trial, group: int) -> None:
-        """Note that an attempt begins."""
+        """Store that an attempt begins."""
         self.lines.append(f"started {trial.number} on {group}")
 
     def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
-        """Note what came of a trial."""
+        """Store the outcome of a trial."""
         outcome = type(trial_record.outcome).__name__
         self.lines.append(f"ended {trial_record.trial.number}: {outcome}")
         if surprise is not None:
             self.lines.append(f"surprise {surprise.trial.number}")
 
     def halted(self, trial: Trial) -> None:
-        """Note that a trial has to run again."""
+        """Store that a trial has to run again."""
         self.lines.append(f"halted {trial.number}")
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """Note nothing."""
+        """Store nothing."""
 
     def note(self, text: str) -> None:
-        """Note anything else."""
+        """Store a message."""
         self.lines.append(text)
 
 
@@ -200,7 +200,7 @@ def make_driver(
     view: NotingView | None = None,
     **settings: Any,  # noqa: ANN401 - those of DriverSettings
 ) -> Driver:
-    """Return a driver of these parts, whose trials have no folders."""
+    """Return a driver with these parts; its trials have no folders."""
     chosen = DriverSettings(trials_folder=Path("unused"), study_id="study", **settings)
     return Driver(state, pool, log or MemoryLog(), view or NotingView(), chosen)
 
@@ -212,7 +212,7 @@ def resume(
     view: NotingView | None = None,
     **settings: Any,  # noqa: ANN401 - those of DriverSettings
 ) -> StudyResult:
-    """Go on with a study to its end."""
+    """Resume a study and drive it to its end."""
     driver = make_driver(before.state, pool, log, view, **settings)
     return driver.run(before.open, before.leftovers)
 
@@ -223,12 +223,12 @@ def drive(state: TunerState, answer: Answer, log: MemoryLog | None = None) -> St
 
 
 def rebuilt(state: TunerState, log: MemoryLog) -> Rebuilt:
-    """Rebuild a study from what is in a log."""
+    """Rebuild a study from the events in a log."""
     return rebuild(state, log.events, file="journal.jsonl")
 
 
 def _describe(event: dict[str, Any]) -> str:
-    """Name an event in a line."""
+    """Describe an event in one line."""
     words = [str(event["event"])]
     if "number" in event:
         words.append(f"trial {event['number']}-{event['attempt']}")

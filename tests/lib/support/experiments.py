@@ -31,7 +31,7 @@ cluster:
     - {{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}}
 global_batch_size: 8
 """
-"""Four T4 on two nodes, analytic layer times, today's runtime."""
+"""Experiment with four T4 on two nodes, analytic layer times, and the default runtime."""
 LONG = """\
 name: long
 model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
@@ -40,14 +40,14 @@ cluster:
   nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
 runtime: torch
 """
-"""Four A100 on one node, sequences of 8192 tokens; the batch and the search are for the test."""
+"""Experiment with four A100 on one node and 8192 tokens; tests add the batch and the search."""
 
 
 class MemoryFiles:
-    """Files that exist in a test only.
+    """Files that exist only in the memory of a test.
 
     Args:
-        files: Text by path; the folder of a path is what ``folder`` lists.
+        files: Text by path; ``folder`` lists the paths that begin with a folder's name.
     """
 
     def __init__(self, files: Mapping[str, str] | None = None) -> None:
@@ -98,11 +98,11 @@ def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experi
 def experiment_on(
     cluster: Cluster, *, num_layers: int, global_batch_size: int, **changes: object
 ) -> Experiment:
-    """Return the small experiment on another cluster, with a chain of so many layers.
+    """Return the small experiment on another cluster, with a chain of layers as its model.
 
     Args:
-        cluster: Its devices.
-        num_layers: Length of the chain.
+        cluster: Cluster of the experiment.
+        num_layers: Number of layers of the chain.
         global_batch_size: Samples per step.
         changes: Further fields of the experiment.
     """
@@ -126,10 +126,10 @@ def small_experiment(*replacements: tuple[str, str]) -> Experiment:
     """Build the small experiment, with parts of its text replaced.
 
     Args:
-        replacements: Pairs of what stands in `SMALL` and what shall stand there.
+        replacements: Pairs of a text in `SMALL` and its replacement.
 
     Raises:
-        ValueError: If `SMALL` does not hold what is to be replaced.
+        ValueError: If `SMALL` does not contain a text to replace.
     """
     text = SMALL
     for old, new in replacements:

@@ -1,6 +1,6 @@
 """Oracle of the heterogeneous search: every plan on a small cluster, one by one.
 
-`random_wide_plan` draws plans that no search looks at: any devices in any order.
+`random_wide_plan` draws plans outside of the search space: any devices in any order.
 """
 
 import math
@@ -20,16 +20,18 @@ from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Stage, Strategy
 
 Taken = tuple[int, ...]
-"""Devices of each kind that stages have taken."""
+"""Number of devices of each kind that earlier stages have taken."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanOracle:
-    """Compares all plans of one candidate: any next devices of every kind, any cuts, any shares.
+    """Compares all plans of one candidate: each stage takes the next devices of some kinds.
+
+    Cuts and shares of samples may be any.
 
     Args:
-        cost_model: Of a small experiment.
-        candidate: Micro-batch, its number, recompute.
+        cost_model: Cost model of a small experiment.
+        candidate: Size and number of micro-batches, and recompute.
     """
 
     cost_model: CostModel
@@ -37,7 +39,7 @@ class PlanOracle:
     _cuts: dict[tuple[int, int], FloatArray] = field(init=False, default_factory=dict)
 
     def best(self) -> tuple[float, Strategy | None]:
-        """Return the smallest objective of a plan that fits, and one that has it."""
+        """Return the smallest objective of a plan that fits, and a strategy that has it."""
         best: tuple[float, Strategy | None] = (math.inf, None)
         for groups in self._pipelines((0,) * len(self._rows), ()):
             for value_s, bounds in self._values(groups):
@@ -48,7 +50,7 @@ class PlanOracle:
         return best
 
     def plan(self, groups: Sequence[GroupOption], bounds: Sequence[int]) -> Strategy:
-        """Return the strategy of stages and cuts."""
+        """Return the strategy with these stages and cuts."""
         devices = tuple(tuple(group.device_group.devices.ravel().tolist()) for group in groups)
         uses = [(group.tp, group.shares) for group in groups]
         return wide_plan(self.candidate, devices, uses, bounds)
@@ -56,7 +58,7 @@ class PlanOracle:
     def _pipelines(
         self, taken: Taken, later: tuple[GroupOption, ...]
     ) -> Iterator[tuple[GroupOption, ...]]:
-        """Put every stage before those that are there, and go on."""
+        """Yield every pipeline that ends in the stages ``later``."""
         if later:
             yield later
         most = min(
@@ -72,7 +74,7 @@ class PlanOracle:
                     yield from self._pipelines(after, (group, *later))
 
     def _groups(self, taken: Taken, after: Taken) -> list[GroupOption]:
-        """Return every use of the devices between two states."""
+        """Return every stage on the devices between two states of taken devices."""
         if (taken, after) not in self._known:
             devices = [
                 device
@@ -84,11 +86,11 @@ class PlanOracle:
 
     @cached_property
     def _known(self) -> dict[tuple[Taken, Taken], list[GroupOption]]:
-        """Groups by what was taken before and after."""
+        """Cache of `_groups`, by the devices taken before and after the stage."""
         return {}
 
     def _uses(self, devices: list[int]) -> Iterator[GroupOption]:
-        """Give every tp inside nodes, and every split between ranks of different kinds."""
+        """Yield every tp within nodes, with every split of samples between kinds of devices."""
         node_of_device = self.cost_model.experiment.cluster.node_of_device
         kind_of_device = {device: kind for kind, row in enumerate(self._rows) for device in row}
         for tp in self._device_groups.tps:
@@ -103,13 +105,13 @@ class PlanOracle:
                 yield self._costs[False].option(self._device_groups.of_devices(grid), shares)
 
     def _values(self, groups: tuple[GroupOption, ...]) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Give the objective of every cut of a pipeline, as `objective_s` has it."""
-        given = self.cost_model.experiment
+        """Yield the objective of every cut of a pipeline, computed as in `objective_s`."""
+        experiment = self.cost_model.experiment
         nodes = self.cost_model.topology.node_of_device
         used = {
             node for group in groups for node in nodes[group.device_group.devices].ravel().tolist()
         }
-        costs, num_layers = self._costs[len(used) == 1], given.model.num_layers
+        costs, num_layers = self._costs[len(used) == 1], experiment.model.num_layers
         times = [costs.slowest_s(group) for group in groups]
         cuts = [self._cut(left, right) for left, right in pairwise(groups)]
         for inner in combinations(range(1, num_layers), len(groups) - 1):
@@ -125,14 +127,14 @@ class PlanOracle:
         bounds: tuple[int, ...],
     ) -> float:
         """Return the objective of one plan."""
-        given = self.cost_model.experiment
+        experiment = self.cost_model.experiment
         took = [
-            float(row[first:end].sum()) + given.constants.host_s_per_micro_batch
+            float(row[first:end].sum()) + experiment.constants.host_s_per_micro_batch
             for row, (first, end) in zip(times, pairwise(bounds), strict=True)
         ]
         sends = [float(row[cut]) for row, cut in zip(cuts, bounds[1:-1], strict=True)]
         blocked = [0.0] * len(took)
-        if given.traits.blocking_transfers:
+        if experiment.traits.blocking_transfers:
             blocked = blocked_s(self.cost_model, groups, bounds[1:-1], sends)
         slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
         step_ends = []
@@ -143,11 +145,15 @@ class PlanOracle:
             step_ends.append(fixed_s + per * held + is_end * costs.tied_s(group.device_group))
         later = (self.candidate.num_micro_batches - 1) * slowest
         return (
-            sum(took) + sum(sends) + later + max(step_ends) + given.constants.host_s_per_iteration
+            sum(took)
+            + sum(sends)
+            + later
+            + max(step_ends)
+            + experiment.constants.host_s_per_iteration
         )
 
     def _cut(self, left: GroupOption, right: GroupOption) -> FloatArray:
-        """Return the price of a cut; groups are kept, so their identity is a key."""
+        """Return the times of all cuts between two stages, cached by the groups' identity."""
         key = id(left), id(right)
         if key not in self._cuts:
             self._cuts[key] = cut_s(
@@ -163,12 +169,12 @@ class PlanOracle:
 
     @cached_property
     def _device_groups(self) -> DeviceGroups:
-        """Groups with their tensor-parallel degrees."""
+        """Groups of devices, with the possible tp."""
         return DeviceGroups(cost_model=self.cost_model)
 
     @cached_property
     def _costs(self) -> dict[bool, GroupCosts]:
-        """Prices of groups, by whether a plan stays inside a node."""
+        """Costs of groups, by whether the whole plan is inside one node."""
         one = len(self.cost_model.experiment.cluster.nodes) == 1
         return {
             inside: GroupCosts(
@@ -179,7 +185,10 @@ class PlanOracle:
 
 
 def _splits(num_samples: int, kinds: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Give every way to share samples; within a kind evenly, the first ranks get more."""
+    """Yield every way to share samples between kinds of devices, evenly within a kind.
+
+    If a kind's samples are not divisible, its first ranks get one more.
+    """
     runs = [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
     for split in product(range(1, num_samples + 1), repeat=len(runs)):
         counts = [count for _, count in runs]
@@ -203,12 +212,12 @@ Use = tuple[int, tuple[int, ...]]
 def random_wide_plan(
     rng: np.random.Generator, cost_model: CostModel, candidate: GroupsCandidate
 ) -> Strategy | None:
-    """Draw a plan; None where the devices drawn cannot be stages.
+    """Draw a plan; return None if the drawn devices cannot form stages.
 
     Args:
         rng: Source of randomness.
-        cost_model: Of an experiment.
-        candidate: Micro-batch, its number, recompute.
+        cost_model: Cost model of the experiment.
+        candidate: Size and number of micro-batches, and recompute.
     """
     num_layers = cost_model.experiment.model.num_layers
     num_devices = cost_model.experiment.cluster.num_devices
@@ -232,7 +241,7 @@ def random_wide_plan(
 def wide_plan(
     candidate: GroupsCandidate, groups: Groups, uses: Sequence[Use], bounds: Sequence[int]
 ) -> Strategy:
-    """Return the plan of stages with these devices, uses and layers."""
+    """Return the plan whose stages have these devices, uses and layers."""
     shares = [samples for _, samples in uses]
     even = len(set(shares)) == 1 and len(set(shares[0])) == 1
     return Strategy(
@@ -254,7 +263,7 @@ def wide_plan(
 def _uses(
     cost_model: CostModel, candidate: GroupsCandidate, devices: Sequence[int]
 ) -> Iterator[Use]:
-    """Give every tp inside nodes, and every way to share samples out."""
+    """Yield every tp within nodes, with every way to share samples between ranks."""
     node_of_device = cost_model.experiment.cluster.node_of_device
     for tp in DeviceGroups(cost_model=cost_model).tps:
         dp, left = divmod(len(devices), tp)

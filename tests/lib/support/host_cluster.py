@@ -6,9 +6,9 @@ a shaped link to a common bridge and an optional CPU quota. The bridge lives in 
 namespace too, so there is no route to anything else and no address, port or
 interface name can clash with the machine's own.
 
-Nothing is named in the machine: the namespaces live as long as a keeper process,
-which ends when the pipe to this process closes. So whatever dies, even by SIGKILL,
-the hosts, their links, cgroups and folder go with it.
+Nothing needs a name on the machine: the namespaces live as long as a keeper process,
+which ends when the pipe to this process closes. So if this process dies, even by
+SIGKILL, the hosts, their links, cgroups and folder disappear.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from support.namespaces import generate_key
 
 _READY_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.02
-_TBF_TICKS_PER_S: Final = 250  # of common kernels, at least: a bucket must hold a tick's bytes
+_TBF_TICKS_PER_S: Final = 250  # minimum of common kernels; a bucket must hold one tick's bytes
 _TBF_MIN_BURST_BYTES: Final = 64 * 1024
 
-# The keeper: PID 1 of the outer PID namespace reads the pipe; its end takes all hosts along.
+# The keeper is PID 1 of the outer PID namespace and reads the pipe; all hosts end with it.
 _KEEPER: Final = """
 unshare --net --mount --pid --fork --kill-child=KILL --mount-proc sh -c 'echo ready; exec cat >&2'
 rm -rf -- "$1"
@@ -60,24 +60,24 @@ exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
 """
 
 
-_PERIOD_US: Final = 20_000  # shorter than the kernel's default, for short steps
+_PERIOD_US: Final = 20_000  # period of CPU quotas: shorter than the kernel's, for short steps
 _DEFAULT_SHARES: Final = {1: 1024, 2: 100}  # weight of one task; the cluster runs one per core
-_MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # what the kernel accepts
+_MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # maximum that the kernel accepts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuQuota:
-    """A group of groups, one per host."""
+    """A cgroup with one child group per host."""
 
-    version: int  # of the cgroup file system; 0 where none can be used
-    folder: str | None  # the common parent; None where none can be used
-    reason: str | None  # why not, or None
+    version: int  # version of the cgroup file system; 0 if none can be used
+    folder: str | None  # folder of the cgroup; None if none can be used
+    reason: str | None  # reason why quotas cannot be used; None if they can
 
     @classmethod
     def create(cls, name: str, weight: int = 1) -> Self:
-        """Make the parent group, if this machine lets us.
+        """Make the parent group, if this machine allows it.
 
-        ``weight`` counts against one busy program per core.
+        ``weight`` is the group's share of the CPUs, relative to one busy program per core.
         """
         root = Path("/sys/fs/cgroup")
         version = 2 if (root / "cgroup.controllers").exists() else 1
@@ -92,7 +92,7 @@ class CpuQuota:
         return cls(version=version, folder=str(folder), reason=None)
 
     def add(self, host: str) -> str | None:
-        """Make the group of a host; return its folder, or None where there are no quotas."""
+        """Make the group of a host; return its folder, or None if there are no quotas."""
         if self.folder is None:
             return None
         group = Path(self.folder) / host
@@ -115,7 +115,7 @@ class CpuQuota:
 
 
 def _prepare(folder: Path, version: int, weight: int) -> None:
-    """Give the parent its weight and, in version 2, hand the controller down."""
+    """Set the parent's weight and, in version 2, enable the CPU controller for its children."""
     shares = _DEFAULT_SHARES[version] * (os.cpu_count() or 1) * weight
     text = str(min(shares, _MOST_SHARES[version]))
     if version == 1:
@@ -126,9 +126,9 @@ def _prepare(folder: Path, version: int, weight: int) -> None:
     (folder / "cpu.weight").write_text(text, encoding="ascii")
 
 
-CONTROLLER_ADDRESS: Final = "10.77.0.1"  # of the bridge, in its own namespace: no clash
-SSH_PORT: Final = 22  # of every host, each in its own network namespace
-HOME: Final = "/run/home"  # of root on every host, on its private disk
+CONTROLLER_ADDRESS: Final = "10.77.0.1"  # address of the bridge, in its own namespace: no clash
+SSH_PORT: Final = 22  # port of every host's sshd, each in its own network namespace
+HOME: Final = "/run/home"  # home of root on every host, on the host's private disk
 
 _SSHD_CONFIG: Final = """
 Port {port}
@@ -179,7 +179,7 @@ def write_files(folder: Path, addresses: Mapping[str, str]) -> None:
 def _hosts(name: str, addresses: Mapping[str, str]) -> str:
     lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} controller"]
     lines += [f"{address} {other}" for other, address in addresses.items()]
-    # Debian's own habit, and a trap for whoever resolves a host's name on that host.
+    # As in Debian; a program that resolves a host's name on that host gets a useless address.
     lines.append(f"127.0.1.1 {name}")
     return "\n".join(lines) + "\n"
 
@@ -204,7 +204,7 @@ class NamespaceHost:
 
 
 def why_unavailable() -> str | None:
-    """Say why this machine cannot make test hosts, or None when it can."""
+    """Return why this machine cannot make test hosts; None if it can."""
     if os.geteuid() != 0:
         return "test hosts need root"
     tools = ("unshare", "nsenter", "ip", "tc", "ssh-keygen", "/usr/sbin/sshd")
@@ -230,11 +230,11 @@ class HostCluster:
         """Start the hosts and wait until every sshd answers.
 
         Args:
-            num_hosts: How many hosts.
-            link_bits_per_s: Rate of every host's link in each direction; None does not shape.
+            num_hosts: Number of hosts.
+            link_bits_per_s: Rate of every host's link in each direction; None for no limit.
             disk_bytes: Size of each host's private disk, which holds its home and temporary files.
-            weight: Of all hosts against one busy program per core of this machine; a large one,
-                together with quotas, gives hosts their cores whatever else runs.
+            weight: Share of the CPUs of all hosts together, relative to one busy program per core.
+                With a large weight and quotas, hosts get their cores even on a busy machine.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="amp-ray-hosts-"))
         name = f"amp-ray-hosts-{os.getpid()}-{self.folder.name[-8:]}"
@@ -259,7 +259,7 @@ class HostCluster:
 
     @property
     def known_hosts(self) -> Path:
-        """The file of all host keys: nothing has to be trusted on first use."""
+        """The file of all host keys, so that no key has to be trusted on first use."""
         return self.folder / "known_hosts"
 
     @property
@@ -320,7 +320,7 @@ class HostCluster:
                 namespaces.run_in_network(pid, [*command, *limits])
 
     def set_link(self, host: NamespaceHost, *, up: bool) -> None:
-        """Plug or cut a host's link; a cut is silent, no connection is told."""
+        """Set a host's link up or down; connections get no message when it goes down."""
         state = "up" if up else "down"
         namespaces.run_in_network(host.init_pid, ["ip", "link", "set", "eth0", state])
 
@@ -330,15 +330,15 @@ class HostCluster:
 
     @property
     def why_no_quota(self) -> str | None:
-        """Why CPU quotas are not possible here, or None."""
+        """Reason why CPU quotas are not possible here; None if they are."""
         return self._quota.reason
 
     def kill_host(self, host: NamespaceHost) -> None:
-        """Crash a host: SIGKILL to its PID 1, which takes all its processes along."""
+        """Crash a host: SIGKILL to its PID 1 ends all its processes."""
         os.kill(host.init_pid, signal.SIGKILL)
 
     def kill_ssh_sessions(self, host: NamespaceHost) -> None:
-        """SIGKILL the sshd of every open connection, not the listening one."""
+        """Kill the sshd of every open connection by SIGKILL, but not the listening one."""
         for process in namespaces.descendants(host.init_pid):
             if process.name.startswith("sshd"):
                 with contextlib.suppress(ProcessLookupError):
@@ -350,7 +350,7 @@ class HostCluster:
         return tuple(process for process in found if not process.name.startswith("sshd"))
 
     def _start_keeper(self) -> int:
-        """Start the process that everything else lives in; return the switch's process id."""
+        """Start the keeper; return the id of the process that holds the bridge's namespace."""
         argv = ["sh", "-c", _KEEPER, "sh", str(self.folder), self._quota.folder or ""]
         keeper = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True

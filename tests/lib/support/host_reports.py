@@ -1,4 +1,4 @@
-"""Looks at hosts that are well, for tests of what is made of them; and changes to them."""
+"""Reports of healthy hosts, and changes to them, for tests of the doctor's checks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from amp_ray.trials.doctor.findings import HostReport, HostSpec
 from amp_ray.units import GIB
 
 ADDRESS: Final = "192.0.2.7"
-"""Of documentation, RFC 5737."""
+"""An address that is reserved for documentation (RFC 5737)."""
 
 
 def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
@@ -19,7 +19,7 @@ def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any
 
 
 def healthy_parts(num_gpus: int = 0) -> dict[str, dict[str, Any]]:
-    """Return what a probe finds on a host that is well, part by part."""
+    """Return the parts of a probe's answer on a healthy host."""
     return {
         "identity": {"uid": 1000, "user": "ada"},
         "disk": {"path": "/scratch", "free_bytes": 9 * GIB, "problem": None},
@@ -52,14 +52,14 @@ def healthy_report(
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     **more: Any,  # noqa: ANN401 - fields of HostReport
 ) -> HostReport:
-    """Return the report of a host that is well, but for some changes.
+    """Return the report of a healthy host, with some changes.
 
     Args:
-        name: Of the host.
-        device: In every slot.
-        num_slots: How many.
-        changes: Values by part and name; a part with ``problem`` alone is replaced whole.
-        more: Fields of the report.
+        name: Name of the host.
+        device: Device in every slot.
+        num_slots: Number of slots.
+        changes: New values by part and name; a part with only ``problem`` is replaced as a whole.
+        more: Further fields of the report.
     """
     parts = healthy_parts(0 if device == "cpu" else num_slots)
     for entry in parts["gpus"]["gpus"]:

@@ -21,7 +21,7 @@ GUESTS: Final = ("planners", "training")
 """Folders of the package that are no part of its core."""
 
 OTHER_FORMATS: Final = ("exports",)
-"""Folders that name each dimension because other programs have to be told of it."""
+"""Folders that name each dimension because they write it for other programs."""
 
 DIMENSIONS: Final = {
     "cp": r"\bcp\b",
@@ -47,7 +47,7 @@ import json, sys, amp_ray
 
 entered, crossings = {}, {}
 
-def is_ours(name):  # a look-up of kept results is no stay, like those of functools
+def is_ours(name):  # a look-up in a cache does not count, as with those of functools
     return name.startswith("amp_ray") and name != "amp_ray.memo"
 
 def look(frame, event, argument):
@@ -89,7 +89,7 @@ class House:
 
     @cached_property
     def core(self) -> Mapping[Path, str]:
-        """The same of the core."""
+        """Text of every module of the core, by its path in the package."""
         return {path: text for path, text in self.texts.items() if path.parts[0] not in GUESTS}
 
     @cached_property
@@ -98,7 +98,7 @@ class House:
         return {path: ast.parse(text) for path, text in self.texts.items()}
 
     def figures(self) -> dict[str, int]:
-        """Return all figures that are counted in the sources."""
+        """Return all figures that can be counted in the sources."""
         inner = [text for path, text in self.core.items() if path.parts[0] not in OTHER_FORMATS]
         tests = (REPOSITORY / "tests").rglob("*.py")
         return {
@@ -118,7 +118,7 @@ class House:
         }
 
     def _num_with_one_importer(self) -> int:
-        """Count the modules that one other module imports."""
+        """Count the modules that are imported by only one other module."""
         importers: dict[str, set[Path]] = defaultdict(set)
         for path, tree in self.trees.items():
             for node in ast.walk(tree):
@@ -136,10 +136,10 @@ def _num_lines(text: str) -> int:
 
 
 def _asks_planner(node: ast.AST) -> bool:
-    """Tell whether code compares the name of a cost model, or asks for the class of a planner."""
+    """Return whether code compares the name of a cost model, or checks the class of a planner."""
     if isinstance(node, ast.Compare):
         if isinstance(node.ops[0], ast.Is | ast.IsNot):
-            return False  # whether one is named at all
+            return False  # `cost_model is None` only checks whether one is named
         return any(_last_name(side) == "cost_model" for side in (node.left, *node.comparators))
     if not isinstance(node, ast.Call) or _last_name(node.func) != "isinstance":
         return False
@@ -152,11 +152,10 @@ def _last_name(node: ast.AST) -> str | None:
 
 
 def journeys() -> Iterator[tuple[str, list[str], int]]:
-    """Yield the modules that each journey enters, in order, and how often it comes back to one.
+    """Yield for each journey its name, the modules that it enters, and its number of returns.
 
-    A way from one module into another counts once, however often it is taken, so neither the
-    number of candidates nor that of layers counts. Ways into a module that was entered before are
-    those by which it is come back to.
+    A call from one module into another counts once, however often it happens, so the numbers of
+    candidates and layers do not matter. A call into a module that was entered before is a return.
     """
     done = subprocess.run(
         [sys.executable, "-c", _JOURNEYS, *JOURNEYS.values()],

@@ -1,12 +1,12 @@
-"""Whether two trainings are the same: loss curves beside each other."""
+"""Compares the loss curves of two trainings."""
 
 from collections.abc import Sequence
 from typing import Final
 
 TOLERANCE: Final = 1e-5
-"""Of losses in single precision, which ranks add up in another order."""
+"""Maximum difference of losses in single precision, whose parts are added in different orders."""
 
 
 def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Return how far two loss curves are apart, which must be equally long."""
+    """Return the largest difference between two loss curves of equal length."""
     return max(abs(one - other) for one, other in zip(found, expected, strict=True))

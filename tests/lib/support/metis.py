@@ -1,4 +1,4 @@
-"""Metis's files in small: figures that can be worked out by hand."""
+"""Small files in Metis's format, with figures that can be worked out by hand."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,10 @@ from typing import Any, Final
 from amp_ray.units import MIB
 
 LAYERS_MS: Final[Mapping[int, tuple[float, ...]]] = {1: (1, 2, 2, 1), 2: (1, 1, 1, 1)}
-"""An A100's layers by tp, micro-batch size 1; twice that at size 2, thrice on a T4."""
+"""Layer times of an A100 by tp, for micro-batch size 1; twice as long for 2, thrice on a T4."""
 
 WHOLE_MS: Final[Mapping[tuple[int, int], float]] = {(1, 1): 8, (1, 2): 15, (2, 1): 5, (2, 2): 10}
-"""An A100's both passes by (tp, micro-batch size); thrice that on a T4."""
+"""Times of both passes on an A100 by (tp, micro-batch size); thrice as long on a T4."""
 
 FACTORS: Final[Mapping[str, float]] = {"A100": 1, "H100": 0.5, "T4": 3}
 
@@ -33,8 +33,8 @@ def metis_document(
     """Return one profile file as the authors write it.
 
     Args:
-        layers_ms: Times of its layers.
-        whole_ms: Both passes of the model; None leaves the key out, as the README's example does.
+        layers_ms: Time of each layer.
+        whole_ms: Time of both passes of the model; None leaves the key out, like the README.
     """
     times: dict[str, Any] = {
         "total_time_ms": 20.0,

@@ -1,4 +1,4 @@
-"""The published planner's larger cases, from its own files, for speed and for the best plans."""
+"""The published planner's larger cases, from its own files, to test speed and quality of plans."""
 
 import json
 from collections.abc import Mapping
@@ -23,26 +23,26 @@ NODES: Final[Mapping[str, str]] = {
     "T4": "0.0.0.3",
     "A100": "0.0.0.4",
 }
-"""Addresses of its cluster file."""
+"""Addresses in the published cluster file."""
 
 MEASURED_LAYERS: Final = 10
-"""Of its profiles."""
+"""Number of layers in the published profiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisCase:
-    """One case, with what is asked of it.
+    """One case, with targets for time and quality.
 
     Args:
-        name: For people.
-        nodes: Type and devices of every node.
-        profile: Folder of its profile.
+        name: Name for people.
+        nodes: Device type and number of devices of every node.
+        profile: Folder of the case's profile.
         listed_first: The profile file that model-level values come from.
-        num_layers: Of the model; the measured middle layer is repeated.
-        target_s: Process CPU seconds that a search may take.
-        target_ms: What a plan may take by its formulas, to the millisecond; None where nothing
-            is known of the best one.
-        metis_s: What its own search takes; None where it did not end.
+        num_layers: Number of layers of the model; the measured middle layer is repeated.
+        target_s: Maximum of process CPU seconds for a search.
+        target_ms: Maximum time of a plan by the published formulas, to the millisecond; None if
+            the best plan is not known.
+        metis_s: Seconds of the published planner's search; None if it did not end.
     """
 
     name: str
@@ -57,7 +57,7 @@ class MetisCase:
 
 T4_FIRST: Final = ("T4", 4, 4)
 LIMITS: Final = MetisLimits(max_tp=4, max_size=4)
-"""Those of its own runs."""
+"""Limits of the published planner's own runs."""
 
 PAIRS: Final = (("A100", 8), ("A100", 8), ("T4", 8), ("T4", 8))
 
@@ -118,11 +118,11 @@ CASES: Final = (
 
 
 def read_case(folder: Path, case: MetisCase, *, global_batch_size: int = 128) -> MetisSetting:
-    """Read what a case is given.
+    """Read the cluster and profile of a case.
 
     Args:
-        folder: Of the published files: ``clusters`` and ``profiles``.
-        case: Which one.
+        folder: Folder of the published files, with ``clusters`` and ``profiles``.
+        case: The case to read.
         global_batch_size: Samples per optimizer step.
     """
     hostfile = "".join(f"{NODES[kind]} slots={slots}\n" for kind, slots in case.nodes)
@@ -143,13 +143,13 @@ def read_case(folder: Path, case: MetisCase, *, global_batch_size: int = 128) ->
 
 
 def with_layers(profile: PublishedProfile, num_layers: int) -> PublishedProfile:
-    """Repeat the second layer until a profile has so many."""
+    """Repeat the second layer until a profile has ``num_layers`` layers."""
     entries = {key: _longer(entry, num_layers) for key, entry in profile.entries.items()}
     return replace(profile, entries=entries)
 
 
 def _longer(entry: PublishedEntry, num_layers: int) -> PublishedEntry:
-    """Repeat the second layer of one entry; what the model takes beyond its layers stays."""
+    """Repeat the second layer of one entry; times outside the layers stay the same."""
     layer_s = _repeated(entry.layer_s, num_layers)
     whole_s = None if entry.rest_s is None else float(layer_s.sum()) + entry.rest_s
     return replace(
@@ -162,7 +162,7 @@ def _longer(entry: PublishedEntry, num_layers: int) -> PublishedEntry:
 
 
 def _repeated(values: FloatArray, num_layers: int) -> FloatArray:
-    """Repeat the second value."""
+    """Repeat the second value until there are ``num_layers``."""
     return np.concatenate([values[:1], np.repeat(values[1:2], num_layers - 2), values[-1:]])
 
 
@@ -173,13 +173,13 @@ def metis_setting(
     hostfile: str = HOSTFILE,
     global_batch_size: int = 8,
 ) -> MetisSetting:
-    """Return what the published planner is given: two A100 and two T4, four layers.
+    """Return the published planner's input for two A100, two T4 and four layers.
 
-    An activation is one MiB per two samples to it, logits are four.
+    The planner assumes one MiB per two samples for an activation, and four for logits.
 
     Args:
         files: Profile files; all of `metis_profile_files` by default.
-        listed_first: Where model-level values come from.
+        listed_first: The profile file that model-level values come from.
         hostfile: Nodes ``0.0.0.1`` (A100) and ``0.0.0.2`` (T4).
         global_batch_size: Samples per optimizer step.
     """
@@ -201,7 +201,7 @@ def divisors(batch: int) -> tuple[int, ...]:
 
 
 def best_of(search: MetisSearch) -> MetisSolution | None:
-    """Return the best plan with any number of micro-batches, with a bound of all; None without."""
+    """Return the best plan for any number of micro-batches, with a bound for all; None if none."""
     results = map(search.solve, divisors(search.setting.global_batch_size))
     solutions = [result for result in results if isinstance(result, MetisSolution)]
     if not solutions:

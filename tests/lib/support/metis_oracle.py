@@ -1,4 +1,4 @@
-"""Oracle of the planner for Metis (2024): every plan there is, one after the other."""
+"""Oracle of the planner for Metis (2024): compares all plans, one after the other."""
 
 import json
 from collections.abc import Iterator
@@ -22,21 +22,21 @@ KINDS: Final = ("A100", "T4", "V100")
 SIZES: Final = (1, 2, 4)
 
 MOST_DEVICES: Final = 6
-"""Of a random cluster: the number of plans doubles with each."""
+"""Maximum devices of a random cluster; each device doubles the number of plans."""
 
 
 def cheapest_plan(
     setting: MetisSetting, limits: MetisLimits, num_micro_batches: int
 ) -> tuple[float, MetisPlan] | None:
-    """Compare every plan with every other.
+    """Find the cheapest plan by comparing all of them.
 
     Args:
-        setting: A small one.
-        limits: The published planner's.
-        num_micro_batches: Of every plan.
+        setting: A small cluster and model.
+        limits: Limits of the published planner.
+        num_micro_batches: Number of micro-batches of every plan.
 
     Returns:
-        The least cost and a plan that has it; None if no plan can run.
+        The least cost, and a plan with this cost; None if no plan can run.
     """
     best: tuple[float, MetisPlan] | None = None
     for plan in all_plans(setting, num_micro_batches):
@@ -49,7 +49,7 @@ def cheapest_plan(
 
 
 def all_plans(setting: MetisSetting, num_micro_batches: int) -> Iterator[MetisPlan]:
-    """Walk through all plans whose stages have layers, whether they can run or not."""
+    """Yield all plans without an empty stage, including those that cannot run."""
     num_devices, num_layers = setting.cluster.num_devices, setting.profile.num_layers
     for order in permutations(sorted(set(setting.node_types))):
         for pp in range(1, min(num_devices, num_layers) + 1):
@@ -69,7 +69,7 @@ def random_setting(rng: np.random.Generator, kind: str) -> MetisSetting:
 
     Args:
         rng: Source of randomness.
-        kind: ``integers`` for small whole milliseconds, ``floats`` for any.
+        kind: ``integers`` for times of a few whole milliseconds, ``floats`` for any times.
     """
     num_layers = int(rng.integers(2, 5))
     hosts = [
@@ -134,7 +134,7 @@ def _document(rng: np.random.Generator, kind: str, num_layers: int, size: int) -
 
 
 def _allowed(setting: MetisSetting, limits: MetisLimits, plan: MetisPlan) -> bool:
-    """Tell whether the limits allow a plan, and every device of it takes samples."""
+    """Return whether the limits allow a plan, and every device of it gets samples."""
     for stage, (_, tp) in enumerate(plan.degrees):
         samples, ranks = setting.samples(plan, stage), setting.data_ranks(plan, stage)
         if tp > limits.max_tp or not 1 <= samples <= limits.max_size or ranks is None:
@@ -145,11 +145,11 @@ def _allowed(setting: MetisSetting, limits: MetisLimits, plan: MetisPlan) -> boo
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to write a number as a sum of so many positive ones, in order."""
+    """Yield all ways to write ``total`` as an ordered sum of ``parts`` positive numbers."""
     for cuts in combinations(range(1, total), parts - 1):
         yield tuple(end - first for first, end in pairwise((0, *cuts, total)))
 
 
 def _degrees(size: int) -> list[tuple[int, int]]:
-    """Return every (dp, tp) of a group."""
+    """Return every (dp, tp) of a group of ``size`` devices."""
     return [(size // tp, tp) for tp in range(1, size + 1) if size % tp == 0]

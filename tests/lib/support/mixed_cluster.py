@@ -1,4 +1,4 @@
-"""A small cluster of unequal nodes for tests: one with slow devices, two with quick ones."""
+"""A small cluster of unequal nodes for tests: one node has slow devices, two have quick ones."""
 
 from amp_ray.cost.model import CostModel
 from amp_ray.strategies.candidate import Candidate, StageOptions
@@ -14,7 +14,7 @@ cluster:
     - {count: 2, slots: 2, device: QUICK, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
 global_batch_size: 24
 """
-"""Devices 0 and 1 are slow, 2 to 5 quick."""
+"""Experiment in which devices 0 and 1 are slow, and 2 to 5 quick."""
 
 FIGURES = "memory_gib: {}, memory_gbyte_per_s: 300, num_multiprocessors: 40, fp16_tflops: {}"
 QUICK_TFLOPS, QUICK_GIB = 20.0, 16.0
@@ -29,10 +29,10 @@ def mixed_cost_model(
     """Build the cost model of the mixed cluster.
 
     Args:
-        replacements: Pairs of what stands in `MIXED` and what shall stand there.
-        slow_tflops: Peak of the slow devices.
-        slow_gib: Their memory.
-        tied: Whether both ends of the model share a weight.
+        replacements: Pairs of a text in `MIXED` and its replacement.
+        slow_tflops: Peak rate of the slow devices.
+        slow_gib: Memory of the slow devices.
+        tied: Whether the first and the last layer share a weight.
     """
     text = MIXED.replace("TIED", str(tied).lower())
     for old, new in replacements:
@@ -49,9 +49,9 @@ def mixed_candidate(*, tp: int = 1, dp: int = 1, micro_batch_size: int = 1) -> C
     """Return a candidate for all six devices.
 
     Args:
-        tp: Divides 2.
-        dp: Divides 6.
-        micro_batch_size: Divides 24 by ``dp``.
+        tp: A divisor of 2.
+        dp: A divisor of 6.
+        micro_batch_size: A divisor of ``24 / dp``.
     """
     return Candidate(
         micro_batch_size=micro_batch_size,

@@ -1,7 +1,7 @@
-"""Every plan of a few operators: tp, dp and algorithm by stage or operator, and what recomputes.
+"""Every plan of a few operators: tp, dp and algorithm by stage or operator, and recompute.
 
-Stages are priced one at a time, all ways at once, and put together in every way: wider than what
-the searches look at where operators of a stage may differ.
+For each stage, all ways to use it are priced at once; then stages are combined in every way. If
+operators of a stage may differ, this includes plans that the searches do not consider.
 """
 
 import math
@@ -40,18 +40,18 @@ Degrees = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Where a stage lies."""
+    """Operators, devices and position of a stage."""
 
-    first: int  # operator
-    end: int  # behind the last operator
-    place: int  # devices in front of it
-    size: int  # its devices
-    behind: int  # stages behind it
+    first: int  # first operator
+    end: int  # index after the last operator
+    place: int  # number of devices of earlier stages
+    size: int  # number of devices of the stage
+    behind: int  # number of later stages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to use a stage that no other one undercuts."""
+    """A way to use a stage; no other way is better in both of its times."""
 
     seconds: float
     end_s: float
@@ -60,14 +60,14 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MixedOracle(ABC):
-    """All plans with one micro-batch of an experiment."""
+    """All plans of an experiment with one micro-batch size."""
 
     experiment: Experiment
     candidate: GroupsCandidate
 
     @property
     def num_mixes(self) -> int:
-        """Most ways to use all operators of a chain on as many devices; 1 if all are used alike."""
+        """Maximum number of ways to use a chain's operators on some devices; 1 if used alike."""
         if not self.experiment.limits.per_operator:
             return 1
         everyone = self.num_devices
@@ -80,7 +80,7 @@ class MixedOracle(ABC):
         return int(most**self.profile.num_operators)
 
     def best(self) -> tuple[float, Strategy | None]:
-        """Return the least time of an iteration, the host's part of it aside, and a plan of it."""
+        """Return the least time of an iteration, without the host's part, and a plan with it."""
         best_s, best = math.inf, None
         later = self.candidate.num_micro_batches - 1
         for stages in self._plans(self.profile.num_operators, self.num_devices, 0):
@@ -91,7 +91,7 @@ class MixedOracle(ABC):
         return best_s, None if best is None else self.strategy([own.uses for own in best])
 
     def strategy(self, uses: list[tuple[OperatorUse, ...]]) -> Strategy:
-        """Return the plan of stages whose operators are used so."""
+        """Return the plan whose stages have operators with these uses."""
         return operator_strategy(
             uses,
             samples_per_micro_batch=self.candidate.micro_batch_size,
@@ -100,7 +100,7 @@ class MixedOracle(ABC):
         )
 
     def _plans(self, end: int, devices: int, behind: int) -> Iterator[tuple[Way, ...]]:
-        """Give every plan of operators ``[0, end)`` on the first devices."""
+        """Yield every plan of operators ``[0, end)`` on the first ``devices`` devices."""
         if not end and not devices:
             yield ()
         for first, size in product(range(end), range(1, devices + 1)):
@@ -112,17 +112,17 @@ class MixedOracle(ABC):
 
     @cached_property
     def _known(self) -> dict[Span, list[Way]]:
-        """Ways of stages that were asked for."""
+        """Cache of `_ways`."""
         return {}
 
     def _ways(self, span: Span) -> list[Way]:
-        """Return the ways to use a stage that fit and that none undercuts."""
+        """Return the ways to use a stage that fit, without those that are worse in both times."""
         if span not in self._known:
             self._known[span] = list(self._new_ways(span))
         return self._known[span]
 
     def _new_ways(self, span: Span) -> Iterator[Way]:
-        """Try every use of every operator with every set of what runs again."""
+        """Try every use of every operator with every set of recomputed operators."""
         uses = self.uses(span)
         if not uses:
             return
@@ -147,7 +147,7 @@ class MixedOracle(ABC):
                 )
 
     def _again(self, span: Span) -> BoolArray:
-        """Return what of a stage may run again, shape ``(patterns, n)``."""
+        """Return the possible sets of recomputed operators of a stage, shape ``(patterns, n)``."""
         if self.any_again:
             return np.array(list(product((False, True), repeat=span.end - span.first)))
         kind = self.experiment.recompute.kind
@@ -155,7 +155,7 @@ class MixedOracle(ABC):
 
     @cached_property
     def may_begin(self) -> list[bool]:
-        """Whether stages may begin with an operator: not within what always runs again."""
+        """Whether stages may begin with an operator: not between two that are always recomputed."""
         if self.any_again:
             return [True] * self.profile.num_operators
         again = recomputed_operators(self.profile, self.experiment.recompute.kind)
@@ -168,7 +168,10 @@ class MixedOracle(ABC):
     def joins_s(
         self, span: Span, uses: Sequence[Degrees], rows: IntArray, reads: FloatArray
     ) -> FloatArray:
-        """Add up exchanges between neighbours, shape ``(rows,)``; ``reads`` is ``(U, n)``."""
+        """Return the time of exchanges between neighbouring operators, shape ``(rows,)``.
+
+        ``reads`` has the input bytes of each operator by use, shape ``(uses, n)``.
+        """
         total_s = np.zeros(len(rows))
         for index in range(1, rows.shape[1]):
             table = np.zeros((len(uses), len(uses)))
@@ -181,24 +184,24 @@ class MixedOracle(ABC):
 
     @property
     def profile(self) -> OperatorProfile:
-        """What was measured."""
+        """The measured times and sizes."""
         profile = self.experiment.profile.operators
         assert profile is not None
         return profile
 
     @property
     def num_devices(self) -> int:
-        """Of the cluster."""
+        """Number of devices of the cluster."""
         return self.experiment.cluster.num_devices
 
     @property
     @abstractmethod
     def any_again(self) -> bool:
-        """Whether any operators may run again."""
+        """Whether any set of operators may be recomputed."""
 
     @abstractmethod
     def uses(self, span: Span) -> list[Degrees]:
-        """Return tp, dp and algorithm of operators of a stage."""
+        """Return the possible tp, dp and algorithm of operators of a stage."""
 
     @abstractmethod
     def exchange_s(self, first: int, pair: Sequence[OperatorUse], input_bytes: FloatArray) -> float:
@@ -208,16 +211,16 @@ class MixedOracle(ABC):
     def priced(
         self, span: Span, uses: Sequence[Degrees], rows: IntArray, again: BoolArray
     ) -> tuple[FloatArray, FloatArray, BoolArray]:
-        """Return seconds ``(rows, patterns)``, step ends ``(rows,)`` and what fits."""
+        """Return seconds ``(rows, patterns)``, step ends ``(rows,)``, and whether each fits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnMixedOracle(MixedOracle):
-    """By our own cost model."""
+    """The oracle with our cost model."""
 
     @cached_property
     def cost_model(self) -> OperatorCostModel:
-        """Of the experiment."""
+        """Cost model of the experiment."""
         return OperatorCostModel(experiment=self.experiment)
 
     @property
@@ -289,7 +292,7 @@ class OwnMixedOracle(MixedOracle):
         rows: IntArray,
         parameters: FloatArray,
     ) -> FloatArray:
-        """Return gradient synchronisation and optimizer: operators of one degree together."""
+        """Return the time of gradient synchronisation and optimizer, summed per degree."""
         model, devices = self.cost_model, range(span.place, span.place + span.size)
         num_stages = 1 if span.first == 0 and span.behind == 0 else 2
         end_s = np.zeros(len(rows))
@@ -318,7 +321,7 @@ class OwnMixedOracle(MixedOracle):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AcesoMixedOracle(MixedOracle):
-    """By the published formulas."""
+    """The oracle with the published formulas."""
 
     @property
     def any_again(self) -> bool:
@@ -348,7 +351,7 @@ class AcesoMixedOracle(MixedOracle):
         ]
 
     def _link_s(self, edge: int, size_bytes: float) -> float:
-        """Return what a transfer behind so many devices takes."""
+        """Return the seconds of a transfer after the first ``edge`` devices."""
         slots, profile = self.experiment.cluster.nodes[0].num_slots, self.profile
         inside = edge % slots or edge in {0, self.num_devices}
         return transfer_s(profile.intra if inside else profile.inter, size_bytes)
@@ -382,7 +385,7 @@ class AcesoMixedOracle(MixedOracle):
         return seconds[:, None] + forward_s @ again.T, np.zeros(len(rows)), total <= limit
 
     def _sent_s(self, span: Span, uses: Sequence[Degrees]) -> FloatArray:
-        """Return what is sent on, by the use of the first operator and of the last one."""
+        """Return the time to send the output on, by the uses of the first and last operator."""
         result = np.zeros((len(uses), len(uses)))
         for one, two in product(range(len(uses)), repeat=2):
             own = (uses[one][0], *uses[two][1:])
@@ -396,7 +399,7 @@ class AcesoMixedOracle(MixedOracle):
 def _of_each(
     tables: Sequence[OperatorFigures | OperatorTable], span: Span, rows: IntArray, name: str
 ) -> FloatArray:
-    """Return a figure of each operator of a stage by how it is used; ``rows`` as in `priced`."""
+    """Return the figure ``name`` of each operator of a stage by use; ``rows`` as in `priced`."""
     table = np.array([getattr(own, name)[span.first : span.end] for own in tables])
     result: FloatArray = table[rows, np.arange(rows.shape[1])]
     return result
@@ -408,10 +411,10 @@ def _largest_runs(
     """Return the largest sum over a run of chosen operators, shape ``(rows, patterns)``.
 
     Args:
-        held: Shape ``(rows, n)``.
-        chosen: Shape ``(patterns, n)``.
-        stops: Shape ``(n,)``. Operators behind which a run ends.
-        forgets: Whether a run that the last operator but one belongs to does not count.
+        held: Bytes of each operator, shape ``(rows, n)``.
+        chosen: Whether each operator is in the set, shape ``(patterns, n)``.
+        stops: Whether a run ends after each operator, shape ``(n,)``.
+        forgets: Whether to ignore a run that includes the last but one operator.
     """
     number = held.shape[1]
     run = np.zeros((len(held), len(chosen)))
@@ -429,7 +432,7 @@ def _largest_runs(
 
 
 def mixed_experiment(seed: int, most_operators: int = 6, *, published: bool = False) -> Experiment:
-    """Draw operators that tp and algorithms divide well or badly, nodes, memory and batch."""
+    """Draw nodes, memory, batch, and operators that tp and algorithms divide well or badly."""
     chance = random.Random(seed)
     names = (*OPERATORS[: chance.randrange(1, most_operators)], OPERATORS[-1])
     nodes, slots = chance.choice(_CLUSTERS)
@@ -457,7 +460,7 @@ zero_stage: {0 if published else chance.choice([0, 1])}
 
 
 def _files(chance: random.Random, names: tuple[str, ...], tps: tuple[int, ...]) -> dict[str, str]:
-    """Make a profile whose operators differ in what a division of their matrices gives."""
+    """Make a profile whose operators differ in the gain of dividing their matrices."""
     algorithms = chance.choice([(0,), (0, 1)])
     files = {}
     base = {

@@ -25,7 +25,7 @@ class Process:
 
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
-    """Move this thread, and what it starts, into the network of a process, and back at the end."""
+    """Move this thread, and threads that it starts, into a process's network; then move back."""
     with (
         Path("/proc/thread-self/ns/net").open("rb") as before,
         Path(f"/proc/{pid}/ns/net").open("rb") as wanted,
@@ -63,7 +63,7 @@ def generate_key(path: Path, comment: str) -> None:
 
 
 def child_of(pid: int) -> int:
-    """Return the only child of a process, waiting until it is there."""
+    """Return the only child of a process; wait until it exists."""
     deadline = time.monotonic() + _CHILD_TIMEOUT_S
     children = Path(f"/proc/{pid}/task/{pid}/children")
     while time.monotonic() < deadline:
@@ -75,7 +75,7 @@ def child_of(pid: int) -> int:
 
 
 def descendants(pid: int) -> tuple[Process, ...]:
-    """List the living descendants of a process, in all PID namespaces below; no zombies."""
+    """List the living descendants of a process, in all its PID namespaces, without zombies."""
     parents: dict[int, int] = {}
     living: dict[int, Process] = {}
     for folder in Path("/proc").iterdir():
@@ -105,7 +105,7 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Tell whether a process is there and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -14,11 +14,11 @@ def random_operators(
 
     Args:
         rng: Source of all figures.
-        num_operators: Of the chain.
-        num_devices: That all are taken.
-        kind: ``published`` has the published model's rules of peaks; ``repeated`` has like
-            layers; ``ends`` has what follows the pipeline; ``forced`` has operators that run
-            again in every stage; ``plain`` has none of it.
+        num_operators: Number of operators of the chain.
+        num_devices: Number of devices; a solution takes all of them.
+        kind: ``published`` has the published model's rules for memory peaks; ``repeated`` has
+            equal layers; ``ends`` has work after the pipeline; ``forced`` has operators that are
+            always recomputed; ``plain`` has none of these.
     """
     sizes = [size for size in (1, 2, 4) if size <= num_devices]
     devices = np.array([size for size in sizes for _ in range(int(rng.integers(1, 3)))])
@@ -74,7 +74,7 @@ def random_operators(
 
 
 def _step_ends(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Any]:
-    """Let stages hold few micro-batches, count all that they reserve, and end with a step."""
+    """Limit the micro-batches in flight, count all reserved memory, and add a step end."""
     return {
         "most_in_flight": int(rng.integers(1, 4)),
         "reserves_last": True,

@@ -1,4 +1,4 @@
-"""Every way to cut a short chain of operators, to share out devices and to recompute."""
+"""Oracle: every way to cut a short chain of operators, to divide devices and to recompute."""
 
 import math
 from itertools import product
@@ -66,7 +66,7 @@ def stage_s(
 
 
 def step_end_s(problem: OperatorProblem, option: int, start: int, end: int) -> float:
-    """Add up what follows the pipeline in a stage."""
+    """Add up the times of a stage's work after the pipeline."""
     if problem.step_end_s is None or problem.step_start_s is None or problem.tied_s is None:
         return 0.0
     seconds = problem.step_start_s[option] + sum(
@@ -108,7 +108,7 @@ def least_value(problem: OperatorProblem) -> float:
 
 
 def _stages(problem: OperatorProblem) -> dict[tuple[int, int, int, int, int], float]:
-    """Price every stage by every option and every set of recomputed operators."""
+    """Return the time of every stage with every option and its best set of recomputed operators."""
     seconds_of: dict[tuple[int, int, int, int, int], float] = {}
     for option, end in product(range(len(problem.devices)), range(1, problem.num_operators + 1)):
         size = int(problem.devices[option])
@@ -124,7 +124,7 @@ def _stages(problem: OperatorProblem) -> dict[tuple[int, int, int, int, int], fl
 def _least_recompute(
     problem: OperatorProblem, option: int, behind: int, start: int, end: int
 ) -> float:
-    """Try every set of recomputed operators."""
+    """Return the least time of recomputation with which a stage fits, over all its sets."""
     least_s = math.inf
     for bits in product((False, True), repeat=end - start):
         recomputed = frozenset(start + i for i, bit in enumerate(bits) if bit)

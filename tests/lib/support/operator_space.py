@@ -28,9 +28,9 @@ def tiny_experiment(
     per_operator: bool = False,
     recompute: str | None = None,
 ) -> Experiment:
-    """Draw nodes, memory, batch and recompute, if none is given.
+    """Draw nodes, memory and batch and, unless it is given, recompute.
 
-    The model has a few operators of a ResNet; where attention runs again, it is a GPT of a layer.
+    The model has a few operators of a ResNet; if attention is recomputed, it is a GPT of one layer.
     """
     chance = random.Random(seed)
     model, rows = "resnet_x", (*OPERATORS[: chance.randrange(2, most_operators)], OPERATORS[-1])
@@ -60,7 +60,7 @@ def tiny_experiment(
 
 
 def with_memory(experiment: Experiment, memory_bytes: int) -> Experiment:
-    """Return an experiment whose devices, all alike, have so much memory."""
+    """Return an experiment whose devices, all of the same type, have ``memory_bytes``."""
     nodes = experiment.cluster.nodes
     device = replace(nodes[0].device, memory_bytes=memory_bytes)
     nodes = tuple(replace(node, device=device) for node in nodes)

@@ -1,4 +1,4 @@
-"""Random partition problems, small enough for the oracles and as nasty as we know."""
+"""Random partition problems, small enough for the oracles, with all difficulties that we know."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 
-EXACT_KINDS = ("integers", "equal", "steps")  # of times: all sums are exact, and many are equal
+EXACT_KINDS = ("integers", "equal", "steps")  # kinds of times with exact sums, many of them equal
 KINDS = (*EXACT_KINDS, "floats")
 MICRO_BATCHES = (1, 1, 2, 3, 4, 8, 64, 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseSize:
-    """What a random problem has at most.
+    """Maximum sizes of a random problem.
 
     Attributes:
         num_layers: At least 1.
         num_states: At least 2.
         num_options: At least 1.
-        num_rows: Of each table; at least 1.
+        num_rows: Number of rows of each table; at least 1.
     """
 
     num_layers: int = 7
@@ -38,8 +38,8 @@ def random_problem(rng: np.random.Generator, kind: str, size: CaseSize = SMALL) 
 
     Args:
         rng: Source of randomness.
-        kind: Of its times, one of `KINDS`.
-        size: Its largest size.
+        kind: Kind of times, one of `KINDS`.
+        size: Maximum sizes.
 
     Returns:
         A problem, which need not be feasible.
@@ -57,12 +57,12 @@ def random_problem(rng: np.random.Generator, kind: str, size: CaseSize = SMALL) 
 
 
 def _happens(rng: np.random.Generator, fraction: float) -> bool:
-    """Toss a coin that shows heads in a fraction of cases."""
+    """Return True with probability ``fraction``."""
     return rng.random() < fraction
 
 
 def _random_times(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> FloatArray:
-    """Draw times of a kind, zeros among them."""
+    """Draw times of a kind, including zeros."""
     if kind == "integers":
         return rng.integers(0, 6, shape).astype(np.float64)
     if kind == "equal":
@@ -73,7 +73,7 @@ def _random_times(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -
 
 
 def _random_tables(rng: np.random.Generator, kind: str, size: CaseSize) -> StageTables:
-    """Draw tables; bottleneck times and memory limits are monotone in some and not in others."""
+    """Draw tables; in some problems, bottleneck times and memory limits are not monotone."""
     num_rows, num_layers = size.num_rows, int(rng.integers(1, size.num_layers + 1))
     layer_time_s = _random_times(rng, kind, (num_rows, num_layers))
     shape = (num_rows, num_layers + 1)
@@ -94,7 +94,7 @@ def _random_tables(rng: np.random.Generator, kind: str, size: CaseSize) -> Stage
 
 
 def _random_limits(rng: np.random.Generator, shape: tuple[int, int]) -> IntArray:
-    """Draw the earliest starts of stages: any, or at most so many layers."""
+    """Draw the earliest start of a stage for each end: any, or by a maximum number of layers."""
     ends = np.arange(shape[1])
     anywhere = rng.integers(0, ends + 1, shape)
     most_layers = rng.integers(1, shape[1] + 1, (shape[0], 1))
@@ -103,14 +103,17 @@ def _random_limits(rng: np.random.Generator, shape: tuple[int, int]) -> IntArray
 
 
 def _random_latest_starts(rng: np.random.Generator, num_layers: int) -> IntArray:
-    """Draw layers of which every stage needs one: all of them, in most problems."""
+    """Draw the latest start of a stage for each end: it must include one of the needed layers.
+
+    In most problems, all layers are needed ones, so that any stage with a layer is allowed.
+    """
     needed = rng.random(num_layers) < (1.0 if _happens(rng, 0.6) else 0.7)
     last_needed = np.where(needed, np.arange(num_layers), -1)
     return np.concatenate(([-1], np.maximum.accumulate(last_needed)))
 
 
 def _random_options(rng: np.random.Generator, kind: str, size: CaseSize) -> OptionTable:
-    """Draw options between any states; some come twice."""
+    """Draw options between any states; some options occur twice."""
     num_states = int(rng.integers(2, size.num_states + 1))
     num_options = int(rng.integers(1, size.num_options + 1))
     from_state = rng.integers(0, num_states - 1, num_options)
@@ -128,7 +131,7 @@ def _random_options(rng: np.random.Generator, kind: str, size: CaseSize) -> Opti
 
 
 def _row_of_stages(rng: np.random.Generator, size: CaseSize) -> OptionTable:
-    """Draw stages in a row, as the uniform planner has them."""
+    """Draw options that form a chain of states, one per stage, as in the uniform planner."""
     num_stages = int(rng.integers(1, size.num_states))
     return OptionTable(
         time_row=rng.integers(0, size.num_rows, num_stages),
@@ -139,7 +142,7 @@ def _row_of_stages(rng: np.random.Generator, size: CaseSize) -> OptionTable:
 
 
 def _random_rows(rng: np.random.Generator, size: CaseSize, num_options: int) -> IntArray:
-    """Draw rows of a table, or none; all none in some problems."""
+    """Draw each option's row in a table, or none; in some problems no option has a row."""
     if _happens(rng, 0.4):
         return np.full(num_options, NO_ROW)
     return rng.integers(NO_ROW, size.num_rows, num_options)

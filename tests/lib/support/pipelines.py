@@ -1,4 +1,4 @@
-"""Pipelines by hand: the closed form, the schedule as text, the timer on whole micro-batches."""
+"""Simple models of pipelines: closed form, schedule as text, the timer on whole micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ def simulate_s(
     blocking: bool,
     duplex: bool = False,
 ) -> float:
-    """Time 1F1B of whole micro-batches by the product's timer.
+    """Return the time of 1F1B with whole micro-batches, by the package's timer.
 
     Args:
         stage_s: Shape ``(2, pp)``. Forward and backward of one micro-batch.
@@ -61,7 +61,7 @@ def closed_form_s(
 
 
 def schedule_text(pp: int, num_micro_batches: int) -> str:
-    """Print the schedule: a line per stage, a column per step, ``2F0`` = stage 2, forward 0.
+    """Return the schedule: a line per stage, a column per step; ``2F0`` is stage 2, forward 0.
 
     Every pass takes one step here, as in DeepSpeed's own schedule: stage ``j`` has forward ``i``
     in step ``2 i + j`` and backward ``i`` in step ``2 i + 2 pp - 1 - j``.
@@ -94,7 +94,7 @@ def bubble_fraction(pp: int, num_micro_batches: int, virtual_stages: int = 1) ->
     Args:
         pp: Number of stages.
         num_micro_batches: ``m``.
-        virtual_stages: Model chunks per stage, which divide fill and drain.
+        virtual_stages: Model chunks per stage; they divide the time of fill and drain.
 
     References:
         Narayanan et al., arXiv:2104.04473, section 2.2.
@@ -108,7 +108,7 @@ def bubble_fraction(pp: int, num_micro_batches: int, virtual_stages: int = 1) ->
 
 
 def passes_of(orders: Sequence[Order]) -> tuple[tuple[str, ...], ...]:
-    """Print the passes alone, per stage.
+    """Return the forward and backward passes of each stage, without other instructions.
 
     Example:
         >>> from amp_ray.cost.instructions import Schedule

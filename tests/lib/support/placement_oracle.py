@@ -1,4 +1,4 @@
-"""Oracle of the placement search: every placement with every cut, and clusters to try it on."""
+"""Oracle of the placement search: every placement with every cut; and random clusters."""
 
 import math
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ StageNodes = tuple[int, ...]
 
 
 def best_placement(cost_model: CostModel, candidate: Candidate) -> tuple[float, Strategy | None]:
-    """Compare every placement and every cut that fits the memory.
+    """Find the best placement by comparing every placement and every cut that fits the memory.
 
     Args:
-        cost_model: Of a small experiment.
-        candidate: Its tensor-parallel groups fit into nodes.
+        cost_model: Cost model of a small experiment.
+        candidate: A candidate whose tensor-parallel groups fit into nodes.
 
     Returns:
-        The smallest objective, closed form plus step end, and a strategy that has it; infinite and
-        None where nothing fits.
+        The smallest objective (closed form plus step end) and a strategy that has it; infinite and
+        None if nothing fits.
     """
     best: tuple[float, Strategy | None] = (math.inf, None)
     for placement in all_placements(cost_model.experiment.cluster, candidate):
@@ -40,13 +40,13 @@ def best_placement(cost_model: CostModel, candidate: Candidate) -> tuple[float, 
 
 
 def all_placements(cluster: Cluster, candidate: Candidate) -> Iterator[tuple[int, ...]]:
-    """Give every placement, one of those that differ by the order of replicas alone.
+    """Yield one of all placements that differ only in the order of replicas or of equal nodes.
 
-    Equal nodes are interchangeable, unless a link of their own tells them apart.
+    Nodes of one kind are equal unless links between two nodes make them different.
 
     Args:
-        cluster: The nodes; devices that make no tensor-parallel group inside one stay idle.
-        candidate: Degrees.
+        cluster: The nodes; devices that fill no tensor-parallel group within a node stay idle.
+        candidate: The parallel degrees.
     """
     alike = _alike(cluster)
     left = [node.num_slots // candidate.options.tp for node in cluster.nodes]
@@ -59,7 +59,7 @@ def random_experiment(rng: np.random.Generator, num_devices: int) -> Experiment:
 
     Args:
         rng: Source of randomness.
-        num_devices: Of the cluster.
+        num_devices: Number of devices of the cluster.
     """
     kinds = [_random_node(rng, kind) for kind in range(int(rng.integers(1, 4)))]
     slots = _random_slots(rng, num_devices)
@@ -81,7 +81,7 @@ global_batch_size: {rng.choice([8, 16])}
 
 
 def _random_slots(rng: np.random.Generator, num_devices: int) -> list[int]:
-    """Draw the slots of every node: as many on each in most clusters, any number in some."""
+    """Draw the slots of every node: in most clusters the same number, in some any number."""
     if rng.integers(0, 4):
         size = int(rng.choice([size for size in (1, 2, 4) if num_devices % size == 0]))
         return [size] * (num_devices // size)
@@ -116,7 +116,7 @@ def _random_link(rng: np.random.Generator, num_nodes: int) -> str:
 def _values(
     cost_model: CostModel, candidate: Candidate, placement: tuple[int, ...]
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Give the objective of every cut of one placement that may run."""
+    """Yield the objective of every cut of one placement that fits and may run."""
     given = cost_model.experiment
     costs = cost_model.costs(candidate, placement)
     problem = partition_problem(costs, given.traits, latest_starts(given))
@@ -133,7 +133,7 @@ def _values(
 
 
 def _alike(cluster: Cluster) -> list[int]:
-    """Return, per node, the first node that it can stand for."""
+    """Return for each node the first node that is equal to it."""
     linked = {node for pair in cluster.pair_links for node in pair}
     figures = [
         (node.device, node.num_slots, node.intra, node.inter, index if index in linked else -1)
@@ -145,7 +145,7 @@ def _alike(cluster: Cluster) -> list[int]:
 def _stage_nodes(
     left: list[int], alike: list[int], grid: tuple[int, int], stage_nodes: StageNodes
 ) -> Iterator[StageNodes]:
-    """Extend groups by one, up to those of a grid; untouched equal nodes come in their order."""
+    """Yield all ways to choose the nodes of a grid's groups; take unused equal nodes in order."""
     dp, pp = grid
     if len(stage_nodes) == dp * pp:
         yield stage_nodes
@@ -158,13 +158,13 @@ def _stage_nodes(
         if fresh:
             untouched.add(alike[node])
         if 0 < len(stage_nodes) < dp and node < stage_nodes[-1]:
-            continue  # the replicas of the first stage are in order
+            continue  # only the placement with the first stage's replicas in order
         below = [units - (other == node) for other, units in enumerate(left)]
         yield from _stage_nodes(below, alike, grid, (*stage_nodes, node))
 
 
 def _devices(cluster: Cluster, stage_nodes: StageNodes, tp: int) -> tuple[int, ...]:
-    """Give every group the next free devices of its node."""
+    """Return the devices of all groups: each takes the next free devices of its node."""
     slots = [node.num_slots for node in cluster.nodes]
     free = [sum(slots[:node]) for node in range(len(slots))]
     placement: list[int] = []

@@ -1,4 +1,4 @@
-"""Trials of a cluster whose constants are known: what a calibration has to find again."""
+"""Synthetic trials of a cluster with known constants, which a calibration has to recover."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +16,11 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.tuner.belief import time_covariance
 
 Plant = Callable[[Mapping[str, float]], list[Observation]]
-"""From ratios of constants to trials."""
+"""Makes trials from the ratios of the true constants to the priors."""
 
 
 def small_strategies(experiment: Experiment) -> tuple[Strategy, ...]:
-    """Return every strategy that the planner makes of an experiment."""
+    """Return the planner's strategy for every feasible candidate of an experiment."""
     planner = AmpRayPlanner(experiment=experiment)
     results = [planner.plan(candidate) for candidate in uniform_candidates(experiment)]
     return tuple(result.strategy for result in results if isinstance(result, Estimate))
@@ -29,12 +29,12 @@ def small_strategies(experiment: Experiment) -> tuple[Strategy, ...]:
 def planted_observations(
     experiment: Experiment, strategies: Sequence[Strategy], ratios: Mapping[str, float]
 ) -> list[Observation]:
-    """Return trials as they would be where constants differ from the experiment's.
+    """Return trials with the times that the cost model predicts for other constants.
 
     Args:
-        experiment: With the constants that are the priors.
-        strategies: What is run.
-        ratios: True value over prior, by name of the constant.
+        experiment: Experiment whose constants are the priors.
+        strategies: Strategies of the trials.
+        ratios: True value divided by prior, by name of the constant.
     """
     true = {name: getattr(experiment.constants, name) * ratio for name, ratio in ratios.items()}
     constants = replace(experiment.constants, **true)

@@ -1,4 +1,4 @@
-"""A small experiment and a table of recorded trials of it, as files: for replayed studies."""
+"""Files for replayed studies: a small experiment, and a table of its recorded trials."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,9 +36,9 @@ def table_text(
     """Return a table of all strategies of an experiment, in the order of its ranking.
 
     Args:
-        experiment: Whose.
-        cells: What stands in place of a time, by position from 0: ``oom``, ``failed``.
-        measured_s: From what is predicted to what is recorded.
+        experiment: The experiment.
+        cells: Texts in place of a time (``oom``, ``failed``), by position from 0.
+        measured_s: Returns the recorded time for a predicted one.
     """
     planner = AmpRayPlanner(experiment=experiment)
     ranking = search_candidates(planner, candidates_of(experiment), workers=ALONE)

@@ -1,4 +1,4 @@
-"""A study played against recorded answers: no driver, no clock, the same result every time."""
+"""Studies with recorded outcomes: no driver and no clock, so the result is always the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ class Replay:
     """A study that was played to its end.
 
     Args:
-        state: Its last state.
-        knowledge: What was learnt from it.
-        certificate: The last one; None where nothing was measured.
+        state: Last state of the study.
+        knowledge: The tuner's knowledge in that state.
+        certificate: Last certificate; None if nothing was measured.
     """
 
     state: TunerState
@@ -35,25 +35,25 @@ class Replay:
 
     @property
     def num_trials(self) -> int:
-        """How many trials were run."""
+        """Number of trials."""
         return len(self.state.trials)
 
     @property
     def num_failed(self) -> int:
-        """How many of them were not measured."""
+        """Number of trials without a measurement."""
         return sum(
             not isinstance(trial_record.outcome, Measured) for trial_record in self.state.trials
         )
 
     def found_at(self, strategy: Strategy) -> int | None:
-        """Return after how many trials a strategy had been run, if it was."""
+        """Return the number of trials up to a strategy's first one; None if it was never run."""
         numbers = (t.trial.number for t in self.state.trials if t.trial.strategy == strategy)
         first = next(numbers, None)
         return None if first is None else first + 1
 
 
 def measured(time_s: float, *, spread_fraction: float = 0.0) -> Measured:
-    """Return the outcome of a trial that took so long."""
+    """Return the outcome of a trial whose steps took ``time_s`` each."""
     return Measured(
         measured_s=time_s,
         mean_s=time_s,
@@ -77,7 +77,7 @@ def crashed() -> Crashed:
 
 
 def answers(observations: Sequence[Observation]) -> dict[Strategy, Outcome]:
-    """Return what trials would answer that were observed before."""
+    """Return the outcomes of observed trials, by strategy."""
     return {
         each.strategy: measured(each.measured_s)
         if each.measured_s is not None
@@ -92,7 +92,7 @@ def fastest(recorded: Answers) -> tuple[Strategy, float]:
     """Return the fastest recorded strategy and its seconds.
 
     Raises:
-        ValueError: If none was measured.
+        ValueError: If no strategy was measured.
     """
     times = {
         strategy: outcome.measured_s
@@ -105,9 +105,9 @@ def fastest(recorded: Answers) -> tuple[Strategy, float]:
 
 def with_factors(experiment: Experiment, factors: Mapping[str, float]) -> Experiment:
     """Return an experiment whose constants are multiplied by factors, by name."""
-    given = experiment.constants
-    changed = {name: getattr(given, name) * factor for name, factor in factors.items()}
-    return replace(experiment, constants=replace(given, **changed))
+    constants = experiment.constants
+    changed = {name: getattr(constants, name) * factor for name, factor in factors.items()}
+    return replace(experiment, constants=replace(constants, **changed))
 
 
 def study(
@@ -116,7 +116,7 @@ def study(
     settings: TunerSettings,
     order: Sequence[Strategy] | None = None,
 ) -> TunerState:
-    """Begin a study whose candidates are the recorded strategies."""
+    """Return a new study whose candidates are the recorded strategies."""
     planner = AmpRayPlanner(experiment=experiment)
     return begin(experiment, [planner.score(each) for each in recorded], settings, order)
 
@@ -130,7 +130,7 @@ def ran(
     sigma: float = 0.1,
     repeats: int | None = None,
 ) -> TunerState:
-    """Return a study after one more trial of a candidate; without an outcome it still runs."""
+    """Return a study with one more trial of a candidate; without an outcome, it is running."""
     number, estimate = len(state.trials), state.candidates[index]
     trial = Trial(
         number=number,
@@ -155,11 +155,11 @@ def play(
     """Play a study until it stops.
 
     Args:
-        state: Where it starts.
-        answer: What comes of a strategy; it is told the trial's number too.
-        num_groups: How many trials run side by side.
+        state: First state of the study.
+        answer: Returns the outcome of a strategy's trial, from the strategy and the trial's number.
+        num_groups: Number of trials that run in parallel.
         seed: Decides which of several running trials ends first.
-        predictor: Remembers predictions.
+        predictor: Predictor to use; it caches predictions.
     """
     predictor = predictor or BoundedPredictor()
     generator = np.random.default_rng(seed)

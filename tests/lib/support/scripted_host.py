@@ -1,4 +1,4 @@
-"""A host without a machine: its agent says what a script says."""
+"""A host without a machine: a script decides the answers of its agent."""
 
 import contextlib
 import json
@@ -27,14 +27,14 @@ from amp_ray.trials.outcome import Outcome
 Message = dict[str, Any]
 
 Script = Callable[[Message], Iterable[Message | bytes]]
-"""From a message of the controller to the agent's answers; bytes are sent as they are.
+"""Returns the agent's answers to a message of the controller; bytes are sent unchanged.
 
-The ``files`` of a ``job`` are their contents.
+In a ``job`` message, ``files`` has the files' contents.
 """
 
 FOLDER: Final = "/scripted"
 
-# A lease that a busy machine keeps, too: tests wait for silence, not for speed.
+# Long enough for a busy machine to renew the lease: only tests of silent hosts wait for its end.
 SETTINGS: Final = AgentSettings(
     lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05, start_timeout_s=60.0
 )
@@ -57,7 +57,7 @@ DONE: Final[Message] = {
 
 
 class ScriptedHost:
-    """A host for tests of whatever talks to agents; see ``Host``."""
+    """A host for tests of code that talks to agents; see ``Host``."""
 
     def __init__(
         self, name: str, script: Script, *, refuses: str | None = None, greets: bool = True
@@ -79,7 +79,7 @@ class ScriptedHost:
         self._channels: list[ScriptedChannel] = []
 
     def connect(self) -> None:
-        """Succeed, unless told otherwise."""
+        """Succeed, unless the host ``refuses``."""
         if self._refuses is not None:
             raise HostError(self._refuses)
 
@@ -91,7 +91,7 @@ class ScriptedHost:
         return self._channels[-1]
 
     def say(self, message: Message) -> None:
-        """Let the last agent say something unasked."""
+        """Let the last agent send a message that is no answer."""
         self._channels[-1].say(message)
 
     def close_channel(self) -> None:
@@ -140,7 +140,7 @@ class ScriptedChannel:
                 self.say(answer)
 
     def say(self, message: Message | bytes) -> None:
-        """Put something into the output: any line, or, with the key, a message of the agent."""
+        """Send any line of bytes, or a message, which is sealed with the agent's key."""
         if isinstance(message, bytes):
             self._output.put(message + b"\n")
         elif self._ends is not None:
@@ -174,7 +174,7 @@ class ScriptedChannel:
 
 
 def well_behaved(message: Message) -> Iterable[Message | bytes]:
-    """Answer like the agent of a host where every rank ends well and nothing is measured."""
+    """Answer like the agent of a host where all ranks succeed, but leave no measurement."""
     kind = message.get("kind")
     if kind == "prepare":
         prepared = {"folder": FOLDER, "address": "192.0.2.1", "interface": "eth0", "port": 20000}
@@ -199,14 +199,14 @@ def file_messages(name: str, content: bytes) -> Iterable[Message]:
 
 
 def with_result(message: Message) -> Iterable[Message | bytes]:
-    """Answer like the agent of a host whose ranks end well and measure something."""
+    """Answer like the agent of a host whose ranks succeed and leave a measurement."""
     if message.get("kind") == "job":
         yield from file_messages("result.json", RESULT)
     yield from well_behaved(message)
 
 
 def instead(kind: str, *answers: Message | bytes) -> Script:
-    """Answer one kind of message with something else, or with silence."""
+    """Return a script that answers one kind of message with ``answers``, perhaps none."""
 
     def script(message: Message) -> Iterable[Message | bytes]:
         return answers if message.get("kind") == kind else well_behaved(message)
@@ -222,6 +222,6 @@ def launch_on(*names: str, **options: Any) -> Launch:  # noqa: ANN401 - Launch's
 
 
 def run_on(folder: Path, *hosts: ScriptedHost, **options: Any) -> Outcome:  # noqa: ANN401
-    """Run such a trial on hosts of its own."""
+    """Run the trial of `launch_on` on these hosts."""
     with Launcher(hosts, SETTINGS) as launcher:
         return launcher.run(launch_on(*(host.name for host in hosts), **options), folder / "t")

@@ -1,4 +1,4 @@
-"""Slices by trying all of them, and a pipeline that is played event by event."""
+"""Oracle of token slices: tries all of them, and simulates the pipeline event by event."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -13,7 +13,7 @@ KINDS = ("smooth", "noisy", "clustered")
 def random_tables(
     rng: np.random.Generator, kind: str, num_sequences: int, num_granules: int
 ) -> SliceTables:
-    """Draw latencies: by a formula, with noise of 30 %, or in steps as kernels have them."""
+    """Draw latencies: by a formula, with noise of 30 %, or with steps like those of kernels."""
     cells = range(1, num_granules + 1)
     end = np.array([stop for stop in cells for _ in range(stop)])
     size = np.array([own for stop in cells for own in range(1, stop + 1)])
@@ -32,7 +32,7 @@ def random_tables(
 
 
 def without_memory(rng: np.random.Generator, tables: SliceTables) -> SliceTables:
-    """Forbid slices at random, the large ones more often."""
+    """Forbid slices at random, large ones more often, as if they did not fit in memory."""
     shape = tables.forward_s.shape
     rank = (
         np.argsort(np.argsort(tables.forward_s, axis=None)).reshape(shape) / tables.forward_s.size
@@ -44,7 +44,7 @@ def without_memory(rng: np.random.Generator, tables: SliceTables) -> SliceTables
 
 
 def compositions(number: int) -> Iterator[tuple[int, ...]]:
-    """Give all ways to cut a number into positive parts, in order."""
+    """Yield all ways to write a number as an ordered sum of positive numbers."""
     if number == 0:
         yield ()
     for first in range(1, number + 1):
@@ -53,9 +53,9 @@ def compositions(number: int) -> Iterator[tuple[int, ...]]:
 
 
 def least_s(tables: SliceTables, factors: Sequence[float]) -> float:
-    """Return the shortest forward and backward pass of any slices in any order; infinite without.
+    """Return the shortest forward and backward pass over all slices; infinite if none fits.
 
-    All cuts of one batch slice are taken through the stages at once.
+    All cuts of one batch slice are computed at once.
     """
     num_stages = len(factors)
     sizes = list(compositions(tables.num_granules))
@@ -80,7 +80,7 @@ def _pass_on(
     cut: tuple[int, ...],
     factors: Sequence[float],
 ) -> np.ndarray | None:
-    """Take one batch slice through all stages, shape ``(cuts so far, 2, stages)``."""
+    """Return the times after one more batch slice in all stages, shape ``(cuts, 2, stages)``."""
     end, state = 0, before
     for size in cut:
         end += size
@@ -97,9 +97,9 @@ def _pass_on(
 
 
 def played_s(forward_s: np.ndarray, backward_s: np.ndarray, factors: Sequence[float]) -> float:
-    """Play a pipeline event by event: all slices forward, then all backward in reverse.
+    """Simulate a pipeline event by event: all slices forward, then all backward in reverse.
 
-    A stage begins a slice when it is free and the neighbour is done with it.
+    A stage begins a slice when the stage is free and its neighbour has finished the slice.
     """
     num_stages, num_slices = len(factors), len(forward_s)
     free_s = [0.0] * num_stages
@@ -119,6 +119,6 @@ def played_s(forward_s: np.ndarray, backward_s: np.ndarray, factors: Sequence[fl
 
 
 def is_partition(slices: Slices, tables: SliceTables) -> bool:
-    """Tell whether slices make up the batch, and each of its sequences."""
+    """Return whether batch slices add up to the batch, and token slices to each sequence."""
     whole = all(sum(sizes) == tables.num_granules for _, sizes in slices)
     return whole and sum(sequences for sequences, _ in slices) == tables.num_sequences

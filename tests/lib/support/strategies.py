@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the nouns: hostfiles, clusters, and strategies that run on them."""
+"""Hypothesis strategies for hostfiles, clusters, and parallel strategies that run on them."""
 
 import itertools
 import math
@@ -33,18 +33,18 @@ _HOST_NAMES = st.from_regex(
     r"(:[1-9][0-9]{0,3})?",
     fullmatch=True,
 )
-"""What names a host."""
+"""Names of hosts."""
 
 
 def hosts() -> st.SearchStrategy[tuple[HostSlots, ...]]:
-    """Draw the lines of a hostfile: at least one host, none twice, unequal slots."""
+    """Draw the lines of a hostfile: at least one host, no host twice, any numbers of slots."""
     entry = st.builds(HostSlots, host=_HOST_NAMES, num_slots=st.integers(1, 999_999_999))
     lines = st.lists(entry, min_size=1, max_size=6, unique_by=lambda line: line.host)
     return lines.map(tuple)
 
 
 def links() -> st.SearchStrategy[Link]:
-    """Draw a link between a slow network and a fast switch."""
+    """Draw a link with any rate from a slow network's to a fast switch's."""
     return st.builds(
         Link, bandwidth_bytes_per_s=st.floats(1e6, 1e12), latency_s=st.floats(0.0, 1e-3)
     )
@@ -96,14 +96,14 @@ def bounds(draw: st.DrawFn, pp: int) -> tuple[int, ...]:
 
 @st.composite
 def uniform_strategies(draw: st.DrawFn) -> Strategy:
-    """Draw a strategy with one tp, dp and recompute, its ranks anywhere."""
+    """Draw a strategy whose stages have equal options; its ranks are on any devices."""
     candidate = draw(candidates())
     placement = draw(st.permutations(range(candidate.num_devices)))
     return Strategy.uniform(candidate, draw(bounds(candidate.pp)), tuple(placement))
 
 
 def _zeros(group: int) -> st.SearchStrategy[Zero]:
-    """Draw what ranks share out, in all of them or in groups of a size that divides every dp."""
+    """Draw ZeRO options that shard over all ranks, or over groups of ``group`` ranks."""
     stages = st.sampled_from([(0, False), (1, False), (2, False), (3, False), (3, True)])
     return st.builds(
         lambda stage, hybrid: Zero(
@@ -119,9 +119,9 @@ def strategies_on(draw: st.DrawFn, cluster: Cluster, *, uses_all: bool = False) 
     """Draw a strategy whose stages may differ in everything.
 
     Args:
-        draw: Given by hypothesis.
-        cluster: Where it runs.
-        uses_all: Whether it must run on every device.
+        draw: Hypothesis's function to draw values.
+        cluster: Cluster of the strategy.
+        uses_all: Whether the strategy must use every device.
     """
     sizes = draw(_groups(cluster.num_devices, uses_all=uses_all))
     degrees = [draw(_degrees(size)) for size in sizes]
@@ -152,7 +152,7 @@ def strategies_on(draw: st.DrawFn, cluster: Cluster, *, uses_all: bool = False) 
 
 @st.composite
 def _groups(draw: st.DrawFn, num_devices: int, *, uses_all: bool) -> list[int]:
-    """Draw how many devices each stage gets; some may be left over."""
+    """Draw each stage's number of devices; unless ``uses_all``, some devices may stay idle."""
     sizes = [draw(st.integers(1, num_devices))]
     while (left := num_devices - sum(sizes)) and (uses_all or draw(st.booleans())):
         sizes.append(draw(st.integers(1, left)))

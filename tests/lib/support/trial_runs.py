@@ -1,4 +1,4 @@
-"""Trials of strategies, and the events that the agents of a trial have sent."""
+"""Runs trials of strategies, and reads the events that their agents have sent."""
 
 import json
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ def events_of(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def were_warm(folder: Path) -> list[bool]:
-    """Return for each process of a trial whether it was forked from a warm one."""
+    """Return for each rank of a trial whether it was forked from a warm process."""
     return [event["warm"] for event in events_of(folder, "started")]
 
 
 @dataclass
 class Trials:
-    """Runs strategies, each in a folder of its own."""
+    """Runs strategies, each in a new folder."""
 
     folder: Path
     runner: TrialRunner

@@ -1,4 +1,4 @@
-"""Synthetic worlds: true times of strategies that differ from the model in a way that is known."""
+"""Synthetic worlds: true times of strategies, which differ from the model in a known way."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,13 +32,13 @@ from amp_ray.tuner.state import TunerState
 from support.replaying import Replay, measured, out_of_memory, play
 
 Draw = Callable[[np.random.Generator, FloatArray], FloatArray]
-"""From features, shape ``(num_strategies, num_features)``, to errors of a model, in logarithms."""
+"""Draws errors of a model, in logarithms, from features ``(num_strategies, num_features)``."""
 
-OWN_SIGMA: Final = 0.15  # of strategies, and of neighbours together, that the model lacks
-POWER_SIGMA: Final = 0.1  # of powers of two that the model lacks
-REACH: Final = 1.5  # how far neighbours are alike, in doublings of a degree
+OWN_SIGMA: Final = 0.15  # sigma of errors of single strategies, and of errors that neighbours share
+POWER_SIGMA: Final = 0.1  # sigma of errors per power of two of a degree
+REACH: Final = 1.5  # distance up to which neighbours share errors, in doublings of a degree
 TAIL_SHARE: Final = 1 / 12
-RUN_SIGMA: Final = 0.05  # lognormal sigma of a run where measurements are noisy
+RUN_SIGMA: Final = 0.05  # lognormal sigma of a run in the world with noise
 
 
 def _as_modelled(_rng: np.random.Generator, features: FloatArray) -> FloatArray:
@@ -60,7 +60,7 @@ def _neighbours(rng: np.random.Generator, features: FloatArray) -> FloatArray:
 
 
 def _tail(factor: float) -> Draw:
-    """Return errors of a few strategies, all of one size."""
+    """Return a function that draws errors: a few strategies are off by ``factor``."""
 
     def draw(rng: np.random.Generator, features: FloatArray) -> FloatArray:
         return np.where(rng.random(len(features)) < TAIL_SHARE, math.log(factor), 0.0)
@@ -80,8 +80,8 @@ WORLDS: Final[Mapping[str, Draw]] = MappingProxyType(
         "tail, third slower": _tail(4 / 3),
     }
 )
-"""What the model of a world lacks. All of them also have other constants than the model, drawn from
-its priors, and errors of single strategies as large as it says."""
+"""Errors of the model in each world. All worlds also have constants drawn from the model's priors,
+and errors of single strategies of the size that the model expects."""
 
 
 _NAMES: Final = (*TIME_CONSTANTS, PROGRAM_SCALE)
@@ -89,15 +89,15 @@ _NAMES: Final = (*TIME_CONSTANTS, PROGRAM_SCALE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePredictor(BoundedPredictor):
-    """A cost model as a table: logarithms of times are linear in those of constants."""
+    """A cost model as a table: logarithms of times are linear in the constants' logarithms."""
 
     experiment: Experiment
-    estimates: Mapping[Strategy, Estimate]  # with every constant at its prior
-    slopes: Mapping[Strategy, FloatArray]  # by constants of time and the common factor
+    estimates: Mapping[Strategy, Estimate]  # estimates with every constant at its prior
+    slopes: Mapping[Strategy, FloatArray]  # slopes per constant of time, and of the common factor
 
     @classmethod
     def of(cls, experiment: Experiment, candidates: Sequence[Estimate]) -> "TablePredictor":
-        """Take the cost model's times and slopes at the prior."""
+        """Make the table from the cost model's times and slopes at the prior."""
         plans = [(experiment, each.strategy) for each in candidates]
         slopes = Predictor().time_slopes(plans, _NAMES, PRIOR)
         return cls(
@@ -107,7 +107,7 @@ class TablePredictor(BoundedPredictor):
         )
 
     def predict(self, plans: Sequence[Plan], point: Point) -> list[Prediction]:
-        """Look strategies up."""
+        """Return the table's predictions for strategies."""
         times = np.exp(self.log_times(plans, point))
         return [
             Prediction(
@@ -138,25 +138,25 @@ class TablePredictor(BoundedPredictor):
         return rows.reshape(len(plans), len(_NAMES))[:, columns]
 
     def model(self, *, experiment: Experiment) -> "TableModel":
-        """Return a cost model that has these times."""
+        """Return an object with the interface of a cost model and the table's times."""
         return TableModel(predictor=self, experiment=experiment)
 
     @contextmanager
     def instead_of_the_cost_model(self) -> Iterator[None]:
-        """Let the tuner look calibrated times up, too."""
+        """Replace the tuner's cost model by the table inside a ``with`` block."""
         with patch("amp_ray.tuner.calibrated_predictions.CostModel", self.model):
             yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableModel:
-    """What takes the place of the cost model."""
+    """Replaces the cost model, with times from a table."""
 
     predictor: TablePredictor
     experiment: Experiment
 
     def estimate(self, strategy: Strategy) -> Estimate:
-        """Look one strategy up."""
+        """Return the table's estimate of a strategy."""
         here, prior = self.experiment.constants, self.predictor.experiment.constants
         logs = {name: math.log(getattr(here, name) / getattr(prior, name)) for name in _NAMES}
         point = Point.of(tuple(logs), tuple(logs.values()))
@@ -164,12 +164,12 @@ class TableModel:
         return replace(self.predictor.estimates[strategy], iteration_time_s=math.exp(log_s))
 
     def with_columns(self, estimate: Estimate) -> Estimate:
-        """Add nothing: the estimates of the table have all their columns."""
+        """Return an estimate unchanged: those of the table have all columns."""
         return estimate
 
 
 def error_model(scale: float = 1.0, share: float = 0.0, sigma: float = 0.35) -> ErrorModel:
-    """Return what is believed where all of it is certain."""
+    """Return an error model without uncertainty about its own parameters."""
     return ErrorModel(
         scales=np.array([scale]),
         surprise_sigmas=np.array([sigma]),
@@ -180,18 +180,18 @@ def error_model(scale: float = 1.0, share: float = 0.0, sigma: float = 0.35) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A study of a world, and what is true of its last statements."""
+    """A study of a world, and whether its last certificate is true."""
 
     replay: Replay
     certified: bool  # whether the certificate held
-    right: bool  # whether no untested strategy is in truth more than the tolerance faster
-    confidence: float  # with which the study stated that
+    right: bool  # whether really no untested strategy is more than the tolerance faster
+    confidence: float  # confidence of the study's certificate
 
 
 def true_times(
     world: str, seed: int, state: TunerState, predictor: TablePredictor
 ) -> dict[Strategy, float]:
-    """Draw what strategies take in truth, in s; those that run out of memory are infinite."""
+    """Draw the true seconds of strategies; infinite if a strategy runs out of memory."""
     rng = np.random.default_rng([seed, list(WORLDS).index(world)])
     strategies = [estimate.strategy for estimate in state.candidates]
     plans = [(state.experiment, strategy) for strategy in strategies]
@@ -204,13 +204,13 @@ def true_times(
 
 
 def play_world(world: str, seed: int, state: TunerState, predictor: TablePredictor) -> Study:
-    """Play a study of a world, and compare its certificate with the truth."""
+    """Run a study of a world, and compare its certificate with the true times."""
     true_s = true_times(world, seed, state, predictor)
     noise = RUN_SIGMA if world == "noise" else 0.0
     rng = np.random.default_rng([seed, len(WORLDS)])
 
     def answer(strategy: Strategy, _number: int) -> Outcome:
-        """What comes of a trial."""
+        """Return the outcome of a trial."""
         if math.isinf(true_s[strategy]):
             return out_of_memory()
         time_s = true_s[strategy] * math.exp(noise * rng.standard_normal())
@@ -233,6 +233,6 @@ def play_world(world: str, seed: int, state: TunerState, predictor: TablePredict
 
 
 def _features(strategies: Sequence[Strategy]) -> FloatArray:
-    """Return logarithms, to base 2, of what strategies choose: degrees and micro-batches."""
+    """Return the base-2 logarithms of the strategies' degrees and micro-batch sizes."""
     degrees = [(each.tp, each.pp, each.dp, each.micro_batch_size) for each in strategies]
     return np.log2(np.array(degrees, dtype=np.float64))

@@ -2,8 +2,9 @@
 
 It needs only the standard library, Python 3.8 or newer: its modules arrive over stdin as one bundle
 and are never stored on the host. Agent and controller exchange JSON, one message per line, on stdin
-and stdout. Each message carries a hash with a key that arrives on stdin (``wire``). Before the
-agent reads the key, it closes itself to processes without CAP_SYS_PTRACE, which ranks do not have.
+and stdout. Each message carries a hash with a key that arrives on stdin (``wire``). Ranks must not
+learn the key: before the agent reads it, the agent forbids processes without CAP_SYS_PTRACE, such
+as ranks, to read its memory.
 
 Stdin is a lease. At its end, or without a byte for ``lease_s``, the agent ends all its descendant
 processes (TERM, grace, KILL until none is left), removes the trial's folder and exits. After a
@@ -38,16 +39,16 @@ message       meaning, agent to controller
 ``alive``     shows that the agent runs
 ``prepared``  folder, address, interface, port
 ``stored``    a whole content has arrived
-``claimed``   who holds one of the slots already, if anybody does
+``claimed``   the slots are claimed, or a message that names the holder of a slot
 ``warm``      the warm process is ready, or why it is not
 ``warm-died`` how the warm process died; it is restarted
 ``started``   rank and process id
 ``said``      a rank's event: a line of its output, JSON with ``event`` first and our ``tag``
 ``trouble``   ``disk-full``, ``folder``, ``network``, ``start`` or ``warm``, and its text
-``exit``      a rank's exit code or signal, last lines, whether the agent ended it and in what state
+``exit``      a rank's exit code or signal, last lines and state; whether the agent ended the rank
 ``collecting``  all ranks have ended; files follow
 ``file``      a piece of a collected file
-``done``      why the job ended, whether it is clean, what is left
+``done``      why the job ended, whether all processes ended, and a list of those that did not
 ``swept``     processes that a sweep could not end
 ============  ==========================================================================
 """

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-RANK_LOG = re.compile(r"rank-\d+\.log")  # logs of ranks; programs' files of such names are not sent
-MAX_FILES = 4096  # collected per trial, without the logs of ranks
+RANK_LOG = re.compile(r"rank-\d+\.log")  # a rank's log; a program's file of such a name is not sent
+MAX_FILES = 4096  # maximum number of files collected per trial, not counting the logs of ranks
 
 EVENT_START = b'{"event"'  # prefix of a line that may be a JSON event for the controller
 TAG_KEY = "tag"  # key of this agent's tag in an event; a line without it is text
-EVENT_BYTES = 16 * 1024  # per event; a longer line is text
-EVENTS_BYTES = 8 * 1024 * 1024  # for all events of a host's ranks; later events are text
+EVENT_BYTES = 16 * 1024  # limit per event; a longer line counts as text
+EVENTS_BYTES = 8 * 1024 * 1024  # limit for a host's events; later ones count as text
 TAIL_LINES = 40
-TAIL_CHARACTERS = 500  # per last line in a message
-TAIL_BYTES = 64 * 1024  # of the end of the output, for the last lines
+TAIL_CHARACTERS = 500  # limit per last line in a message
+TAIL_BYTES = 64 * 1024  # size of the end of the output from which the last lines are taken
 READ_BYTES = 64 * 1024
 
-HEAD_BYTES = 4 * 1024 * 1024  # kept of the beginning of a log
-HALF_BYTES = 4 * 1024 * 1024  # per file of its end; a full one replaces the older one
-KEPT_BYTES = 4 * 1024 * 1024  # of lines with ``words`` between beginning and end
-LINE_BYTES = 64 * 1024  # per such line
+HEAD_BYTES = 4 * 1024 * 1024  # size of the kept beginning of a log
+HALF_BYTES = 4 * 1024 * 1024  # size of each of two files for the end; a full one replaces the older
+KEPT_BYTES = 4 * 1024 * 1024  # limit for lines with ``words`` between beginning and end
+LINE_BYTES = 64 * 1024  # limit per such line
 
 
 class Job:
@@ -232,7 +232,7 @@ class RankProcess:
         self._close_pipe()
 
     def exit_message(self, *, ended: bool) -> Message:
-        """Return the ``exit`` message; ``ended`` if the agent ended the rank."""
+        """Return the ``exit`` message; ``ended`` says whether the agent ended the rank."""
         status = self.status
         code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
@@ -297,7 +297,7 @@ def _text(line: bytes) -> str:
 
 
 def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") -> Message:
-    """Return the message about a system error; ``what`` names its kind."""
+    """Return the ``trouble`` message about a system error; ``what`` is its kind."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     place = f"{error.filename}: " if error.filename else ""
     text = f"{place}{error.strerror or error}"
@@ -308,7 +308,7 @@ def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") ->
 
 
 def unnamed_file(folder: str) -> FileIO:
-    """Open a file without a name: no other process can open it, and it ends with this one."""
+    """Open a file without a name: no other process can open it; it disappears with this process."""
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
@@ -319,18 +319,18 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 
 class Log:
-    """A rank's output: its beginning, its end, and lines with certain words from the middle.
+    """A rank's output: its beginning, its end and, from the middle, the lines with certain words.
 
-    Such lines may have the times of steps.
+    Lines with these words may report the times of steps.
     """
 
     def __init__(self, folder: str, words: Sequence[str] = ()) -> None:
         self._folder = folder
         self._words = [word.encode() for word in words]
-        self._files = [unnamed_file(folder)]  # beginning and kept lines; then two for the end
+        self._files = [unnamed_file(folder)]  # first: beginning and kept lines; then two: the end
         self._num_head = self._num_kept = self._num_newest = 0
         self.num_dropped = 0  # bytes dropped from the middle
-        self._line = b""  # dropped beginning of the first line of the end
+        self._line = b""  # start of the first line of the end, which was in a dropped file
 
     def write(self, data: bytes) -> None:
         """Append output."""
@@ -352,7 +352,7 @@ class Log:
             data = data[len(piece) :]
 
     def content(self, limit: int) -> bytes:
-        """Return the log in order; above ``limit`` bytes, leave out more of the middle."""
+        """Return the log in order; leave out more of its middle if it exceeds ``limit`` bytes."""
         begin = _read(self._files[0])
         first, kept = begin[: self._num_head], begin[self._num_head :]
         last = self._line + b"".join(map(_read, self._files[1:]))
@@ -379,7 +379,7 @@ class Log:
         return text.encode() if num_missing else b""
 
     def _rotate(self) -> None:
-        """Begin the next file of the end; of the oldest, keep only the lines with ``words``."""
+        """Begin a new file for the end; keep only the lines with ``words`` of the oldest one."""
         if len(self._files) > 2:  # noqa: PLR2004 - beginning, older, newer
             if self._words:
                 half = self._line + _read(self._files[1])
@@ -406,15 +406,15 @@ def _read(file: FileIO) -> bytes:
 
 
 class Store:
-    """Contents of files by digest, kept between trials; ranks cannot change them."""
+    """Stores contents of files by digest between trials; ranks cannot change them."""
 
     def __init__(self, folder: str) -> None:
         self._file = unnamed_file(folder)
         self._places: dict[str, tuple[int, int]] = {}
-        self._start = self._num_bytes = 0  # of the content that is arriving
+        self._start = self._num_bytes = 0  # position and size of the content that is arriving
 
     def add(self, digest: str, text: str, *, last: bool) -> None:
-        """Store the next piece of a content; contents arrive whole, one after the other."""
+        """Store the next piece of a content; the pieces of two contents are never mixed."""
         data = unpack(text)
         self._num_bytes += len(data)
         start, num_bytes = self._start, self._num_bytes

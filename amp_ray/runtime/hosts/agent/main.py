@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-ALARM_BYTES = 4096  # per read of the alarm pipe, which gets a byte when a child ends
+ALARM_BYTES = 4096  # limit per read of the alarm pipe, which gets a byte when a child ends
 TURN_S = 0.25  # longest sleep of the loop
 READ_BYTES = 256 * 1024
-FULL_BYTES = 1024 * 1024  # of unsent messages; above this, ranks' output is not read
-LATE_S = 1.0  # between two turns of the loop; if it takes longer, the host is too busy
+FULL_BYTES = 1024 * 1024  # while more is unsent, the output of ranks is not read
+LATE_S = 1.0  # a host that takes longer between two turns of the loop is too busy
 
 
 class Stdio:
@@ -55,14 +55,14 @@ class Stdio:
         self._ours, self._theirs = Seal(key, FROM_AGENT), Seal(key, FROM_CONTROLLER)
         self._lines = Lines(COMMAND_BYTES)
         self._inbox: list[Message] = []
-        self._outbox = bytearray(b"\n")  # ends a partial line of the login shell
+        self._outbox = bytearray(b"\n")  # ends the login shell's last line if it is incomplete
         self._last_heard = self._last_beat = self._last_listened = time.monotonic()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
 
     @property
     def has_output(self) -> bool:
-        """Whether output is waiting to be written."""
+        """Whether any output is waiting to be written."""
         return bool(self._outbox)
 
     @property
@@ -94,7 +94,7 @@ class Stdio:
     def listen(self, *, readable: bool) -> None:
         """Read stdin, or end the lease if the controller has been silent for too long.
 
-        Time in which this loop did not run does not count for the lease: a host too busy for this
+        The lease stands still while this loop does not run: a host that is too busy to run this
         process may have delayed the controller's bytes, too.
         """
         now = time.monotonic()
@@ -146,7 +146,7 @@ class Agent:
         self._alarm = child_alarm()[0]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end_by_signal)
-        # Address and port of the client (controller or jump host), then ours
+        # Address and port of the client (controller or jump host), then of this host
         self._reached_at = os.environ.get("SSH_CONNECTION", "").split()[2:3]
         self._say(
             kind="hello",
@@ -201,7 +201,7 @@ class Agent:
     # ------------------------------------------------------------------ messages
 
     def _handle(self, message: Message) -> None:
-        """Handle a message of the controller; an invalid one ends the agent in order."""
+        """Handle a message of the controller; after an invalid one, clean up and exit."""
         ways = {
             "prepare": self._prepare,
             "put": self._put,
@@ -265,7 +265,7 @@ class Agent:
             self._show_life()
             for event in self._job.start(self._warm):
                 self._say(**event)
-                self._stdio.flush()  # each rank takes a moment, and there may be hundreds
+                self._stdio.flush()  # now: hundreds of ranks take a while to start
         except OSError as error:
             self._say(**trouble(error, what="start"))
             self._job.stop = "failed"
@@ -328,13 +328,13 @@ class Agent:
             self._say(kind="started", rank=rank.number, pid=rank.pid, warm=True)
 
     def _end_for_want_of_warm(self, text: str) -> None:
-        """End a job that needs the dead warm process; the controller runs it again."""
+        """End a job whose warm process has died; the controller runs the job again."""
         if text and self._job is not None:
             self._say(kind="trouble", what="warm", rank=None, text=text)
             self._job.stop = "failed"
 
     def _reap(self) -> None:
-        """Collect ended children; send ``alive`` meanwhile."""
+        """Collect ended children, and send ``alive`` if it is due."""
         for pid, status in reap():
             if self._warm is not None:
                 self._end_for_want_of_warm(self._warm.exited(pid, status))
@@ -400,7 +400,7 @@ class Agent:
 
 
 def read_first(parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - the parser's result
-    """Read a line of the start sequence, settings or key; exit if it cannot be parsed."""
+    """Read one of the first lines (settings or key); exit if it cannot be parsed."""
     try:
         return parse(read_line().decode())
     except (ValueError, TypeError, RecursionError):
@@ -414,7 +414,7 @@ def main() -> None:
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     start = read_first(lambda text: {"pid": 0, **json.loads(text)})
-    start["pid"] = os.getpid()  # as seen outside the PID namespace
+    start["pid"] = os.getpid()  # taken before `isolate`: the number outside the PID namespace
     isolation = isolate() if start["isolate"] else "off"
     set_dumpable(dumpable=False)  # before the key is read
     key = read_first(bytes.fromhex)

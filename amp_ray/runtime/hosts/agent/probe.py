@@ -83,7 +83,7 @@ def gather(request: Message) -> Message:
 
 
 def identity() -> Message:
-    """Return the user's name, or the number of a user without one."""
+    """Return the user's name, or the user's number if there is no name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -165,7 +165,7 @@ def _query(table: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 def _mib(text: str) -> int | None:
-    """Read a number of MiB; None where the driver reports none."""
+    """Read a number of MiB; None if the driver reports none."""
     return int(text) * MIB if text.isdigit() else None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TAG_VARIABLE = "AMP_RAY_TAG"  # variable of every rank; a sweep finds processes by it
 KILL_LIMIT_S = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 POLL_S = 0.02
-OOM_SCORE = 1000  # the highest: without memory, the kernel kills trials first
+OOM_SCORE = 1000  # the highest, so that the kernel kills trials first when memory runs out
 _NUM_THREADS = 17  # index of num_threads in /proc/PID/stat, counted from the state: proc(5)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 4, 15, 36
 PR_CAPBSET_DROP = 24  # <linux/prctl.h>
@@ -40,8 +40,8 @@ def living() -> list[int]:
 def _process_table() -> dict[int, tuple[int, bool]]:
     """Map every process, zombies included, to (parent, whether it lives).
 
-    A process whose first thread has ended looks like a zombie until its other threads end, which
-    takes torch's ranks a moment. It counts as living, since it still has its children.
+    A process looks like a zombie from the end of its first thread to the end of its last one, a
+    moment later for torch's ranks. It counts as living meanwhile, since it still has its children.
     """
     table = {}
     for folder in Path("/proc").iterdir():
@@ -63,7 +63,7 @@ def state_of(pid: int) -> str:
 
 
 def descendants(spared: Sequence[int] = ()) -> list[int]:
-    """List this process's living descendants, except ``spared``, but with their children."""
+    """List this process's living descendants without ``spared``, whose children are listed."""
     table = _process_table()
     below, todo = [], [os.getpid()]
     while todo:
@@ -80,7 +80,7 @@ def tagged(tag: str) -> list[int]:
 
 
 def marked(mark: str, name: str = "environ") -> list[int]:
-    """List the other processes whose ``environ`` or ``cmdline`` has a given entry."""
+    """List the processes, except this one, whose ``environ`` or ``cmdline`` has an entry."""
     pids = []
     for pid in living():
         with contextlib.suppress(OSError):
@@ -153,14 +153,14 @@ def die_first(pid: int) -> None:
 def set_dumpable(*, dumpable: bool) -> None:
     """Set whether other processes of the same user can inspect this one.
 
-    If not, only CAP_SYS_PTRACE allows to read its memory, trace it, or open or copy its
-    descriptors. A new program (execve) resets this.
+    A process that is not dumpable can be traced, and its memory and descriptors read, only with
+    CAP_SYS_PTRACE. Executing a new program resets the setting.
     """
     libc.prctl(PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
 
 
 def drop_ptrace() -> None:
-    """Drop CAP_SYS_PTRACE permanently; only root's ranks have it."""
+    """Drop CAP_SYS_PTRACE permanently; without this, the ranks of root would have it."""
     libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)()  # low words (effective, permitted, inheritable), then high
@@ -204,7 +204,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def isolate() -> str:
-    """Enter a new PID namespace as its first process; if impossible, return ``none: `` and why."""
+    """Enter a new PID namespace as its first process; if impossible, return ``none: REASON``."""
     problems = []
     for flags in WAYS:
         problem = _rehearse(flags)

@@ -2,9 +2,9 @@
 
 Also the sweep, which removes the leftovers of lost agents and controllers.
 
-A claimed slot is a socket with a name in Linux's abstract namespace. Such names belong to a network
-namespace (usually a machine or container), so agents of all users see each other's. The kernel
-removes them when the agent ends, however it ends.
+An agent claims a slot by a socket with a name in Linux's abstract namespace. All users of a network
+namespace (usually a machine or container) see its names, so agents see the claims of all others.
+The kernel removes a name when its agent ends, however it ends.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ INHERITED = (
 )
 """Variables that ranks inherit from the login; proxies and PYTHON* are left out."""
 
-PROBE_BYTES = 4096  # written to detect a full disk: an empty file needs no block
+PROBE_BYTES = 4096  # size of the file that detects a full disk: an empty file needs no block
 TRIAL_FOLDER = "amp-ray-{}-[0-9a-f]+"  # pattern of the folder names of a trial's attempts
 
 SLOT_PREFIX = "amp-ray-slot"
-MAX_NAME = 107  # bytes of an abstract name, without the leading zero: unix(7)
+MAX_NAME = 107  # maximum bytes of an abstract name, without the leading zero: unix(7)
 NOT_PLAIN = re.compile(r"[^\w.-]+", re.ASCII)
 SECONDS_PER_MINUTE = 60
 
@@ -61,7 +61,7 @@ def inherited() -> dict[str, str]:
 
 
 def visible_devices(slots: Sequence[int]) -> str:
-    """Return the devices of slots; slots index the login's visible devices if it restricts them."""
+    """Return the devices of slots; a slot is an index into the devices that the login may use."""
     names = [name for name in os.environ.get(DEVICE_VARIABLE, "").split(",") if name]
     return ",".join(names[slot] if slot < len(names) else str(slot) for slot in slots)
 
@@ -111,7 +111,7 @@ def sweep(message: Mapping[str, Any], base: Path, meanwhile: Callable[[], None])
 
 
 def attempt_folders(base: Path, trials: Sequence[str]) -> list[Path]:
-    """List the folders of all attempts at trials; match whole ids, which may share a prefix."""
+    """List the folders of all attempts at trials; an id does not match a longer one."""
     shapes = [re.compile(TRIAL_FOLDER.format(re.escape(trial))) for trial in trials]
     return [
         path
@@ -133,8 +133,8 @@ class Slots:
     def claim(self, slots: Sequence[int], owner: str, study: str) -> str:
         """Claim slots until the end of this process; return a message if one is taken.
 
-        Agents of the same owner may share slots. Two agents that claim a slot at the same moment
-        see each other, and both give up. After a message, none of ``slots`` is claimed.
+        Agents of the same owner may share slots. If two agents claim a slot at the same moment,
+        both give up. If a message is returned, none of ``slots`` is claimed.
         """
         devices = {_device(slot): slot for slot in slots}
         mine = [self._open(device, slot, owner, study) for device, slot in devices.items()]

@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 READ_BYTES = 1024 * 1024
-SEND_BYTES = READ_BYTES // 2  # of a socket's buffer, the limit of a message; Linux doubles it
+SEND_BYTES = READ_BYTES // 2  # size of the send buffer, which limits messages; Linux doubles it
 DESCRIPTOR = struct.Struct("i")
 OWN_FOLDER = "@AMP_RAY_FOLDER@"  # placeholder for the warm process's folder in its variables
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # a GPU context does not survive a fork
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # GPUs, whose contexts do not survive a fork
 
-MAX_DEATHS = 2  # of warm processes on a host; then ranks start without one
+MAX_DEATHS = 2  # after so many deaths of warm processes on a host, ranks start without one
 # Limits of the output of a dead warm process in messages
 TAIL_BYTES, TAIL_LINES = 4096, 5
-SEND_LIMIT_S = 5.0  # for the warm process to accept a request
-END_POLL_S = 0.02  # pause after its socket has closed, before it can be reaped
+SEND_LIMIT_S = 5.0  # time limit for the warm process to accept a request
+END_POLL_S = 0.02  # pause between the end of its socket and the end of the process
 LOCK_FILE = ".lock"
 WARM_FOLDER = re.compile(r"amp-ray-[0-9a-f]{16}-warm")
 
@@ -74,16 +74,16 @@ class Warm:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptor of its messages, if the process lives."""
+        """The descriptor of the socket to the process, if the process lives."""
         return [] if self._socket is None else [self._socket.fileno()]
 
     @property
     def is_starting(self) -> bool:
-        """Whether it is still importing."""
+        """Whether the process is still importing."""
         return not self.ready and not self._given_up
 
     def keep(self) -> None:
-        """Restart a dead process, end one whose imports take too long; call it between trials."""
+        """Between trials: restart the process if it died; end it if its imports take too long."""
         if self._socket is None and not self._given_up:
             try:
                 self._start()
@@ -95,11 +95,11 @@ class Warm:
             self._kill()
 
     def leave(self) -> None:
-        """Stop reporting and restarting it."""
+        """Stop reporting and restarting the process."""
         self._given_up = True
 
     def exited(self, pid: int, status: int) -> str:
-        """Note the end of a child; return its cause if it was the warm process and ready."""
+        """Note the end of a child; if it was the warm process and ready, return why it died."""
         if self._socket is None or pid != self._process.pid:
             return ""
         was_ready, self.ready = self.ready, False
@@ -118,7 +118,7 @@ class Warm:
         return text if was_ready else ""
 
     def suits(self, argv: Sequence[str]) -> bool:
-        """Return whether it can run a command: the same Python, with a module or a script."""
+        """Return whether the warm process can run a command: its own Python, a module or script."""
         words = _without_unbuffered(argv)
         is_program = bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
         return self.ready and is_program and argv[0] == self._request["python"]
@@ -126,9 +126,9 @@ class Warm:
     def fork(
         self, rank: int, argv: Sequence[str], environment: Mapping[str, str], cwd: str, pipe: int
     ) -> bool:
-        """Request a rank that prints to ``pipe``; end the process if it accepts no request.
+        """Request a rank that prints to ``pipe``; kill the process if it accepts no request.
 
-        Returns whether the request was sent: a very large environment exceeds a message.
+        Returns whether the request was sent: a very large environment does not fit in a message.
         """
         words = _without_unbuffered(argv)
         request = {"rank": rank, "argv": words, "environment": dict(environment), "cwd": cwd}
@@ -148,7 +148,7 @@ class Warm:
             data = self._socket.recv(READ_BYTES) if self._socket is not None else b""
         except OSError:
             data = b""
-        if not data:  # `exited` gets the end of the process, with the reason
+        if not data:  # the process is ending; `exited` is called then, and knows the reason
             self._kill()
             time.sleep(END_POLL_S)
             return None
@@ -227,7 +227,7 @@ def describe_end(status: int) -> str:
 
 
 def hold_folder(folder: Path) -> None:
-    """Mark a folder as in use until the end of this process, even by SIGKILL."""
+    """Mark a folder as in use until this process ends, even if SIGKILL ends it."""
     number = os.open(
         str(folder / LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -270,8 +270,8 @@ def why_not_fork() -> str:
 
 def main() -> None:
     """Run as the warm process: import, then fork a rank per request."""
-    set_dumpable(dumpable=False)  # before the first rank, so that no rank can forge its messages
-    # A copy: the original stays open, so that the agent sees its end only when the process ends
+    set_dumpable(dumpable=False)  # before the first rank starts: no rank may forge messages
+    # Use a copy: the original stays open until the process ends, so the agent sees no earlier end
     channel = socket.socket(fileno=os.dup(int(sys.argv[2])))
     start = time.monotonic()
     problem = ""
@@ -348,7 +348,7 @@ def _become_rank(request: Message, pipe: int) -> None:
     words = request["argv"]
     module = words[0] == "-m"
     sys.argv = words[1:] if module else words
-    # As an interpreter does with PYTHONPATH when it starts
+    # An interpreter does the same with PYTHONPATH when it starts
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry]
     first = request["cwd"] if module else str(Path(words[0]).resolve().parent)
     sys.path[:0] = [first, *added]

@@ -60,16 +60,16 @@ HASH_BYTES = 16
 MARK = b"@amp-ray "
 
 FROM_CONTROLLER, FROM_AGENT = b"controller", b"agent"
-LINE_BYTES = 1024 * 1024  # per line from an agent; a longer one ends the connection
-COMMAND_BYTES = 64 * 1024 * 1024  # per line from the controller, which lists all files and ranks
-FIRST_BYTES = 1024 * 1024  # per line read byte by byte: settings, key, or a probe's question
-CHUNK_BYTES = 128 * 1024  # of a file per message, before compression
-NAME_BYTES = 200  # of a collected file's name
+LINE_BYTES = 1024 * 1024  # limit per line from an agent; a longer one ends the connection
+COMMAND_BYTES = 64 * 1024 * 1024  # limit per line from the controller; a job lists all its files
+FIRST_BYTES = 1024 * 1024  # limit per line read byte by byte: settings, key, a probe's question
+CHUNK_BYTES = 128 * 1024  # size of a file's piece per message, before compression
+NAME_BYTES = 200  # limit of a collected file's name
 SAMPLE_BYTES = 8 * 1024
-# Compress a piece only if a sample shrinks to less than this: zlib takes 20 ns per incompressible
-# byte
+# Compress a piece only if a sample shrinks to less than this fraction: zlib spends 20 ns on each
+# incompressible byte
 WORTH_FRACTION = 0.9
-TEXT_CHARACTERS = 2000  # of a text in a message to people
+TEXT_CHARACTERS = 2000  # limit of a text shown to people
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -102,7 +102,7 @@ class Seal:
         return line
 
     def open(self, line: bytes) -> dict[str, Any] | None:
-        """Return the message on a line, or None for noise; `WireError` if its hash is wrong."""
+        """Return a line's message, or None for noise; raise `WireError` if the hash is wrong."""
         start, end = len(MARK), len(MARK) + 2 * HASH_BYTES
         body = line[end + 1 :]
         if not line.startswith(MARK) or not hmac.compare_digest(
@@ -130,7 +130,7 @@ class Lines:
 
     def __init__(self, limit: int = LINE_BYTES) -> None:
         self._limit = limit
-        self._rest = bytearray()  # after the last line feed
+        self._rest = bytearray()  # bytes after the last line feed
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that ``data`` completes; raise `WireError` if one is too long."""
@@ -177,7 +177,7 @@ def pack(data: bytes) -> str:
 
 
 def unpack(text: str) -> bytes:
-    """Decode the text of ``pack``; `ValueError` if it is invalid or too large."""
+    """Decode the text of ``pack``; raise `ValueError` if it is invalid or too large."""
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(base64.b64decode(text, validate=True), CHUNK_BYTES + 1)
