@@ -34,11 +34,12 @@ def run_search(
     Raises:
         InputError: If the planner does not support the experiment.
     """
+    _check_money(experiment, choice)
     planner = choice.make(experiment)
     with placed(experiment.where("search"), ValueError):
         num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
         candidates = planner.candidates(num_rows)
-    _check_money(experiment, choice)
+    _check_prices(experiment)
     with placed(experiment.where("profile")):
         ranking = search(planner, candidates)
         if candidates.optional.num_rows:
@@ -87,7 +88,7 @@ def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking
 
 
 def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
-    """Raise if cost is minimised, but the planner or a node has no prices."""
+    """Raise if cost is minimised with a planner that knows no prices."""
     if not experiment.counts_money:
         return
     if experiment.limits.batch_tolerance:
@@ -100,6 +101,12 @@ def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
             f"{experiment.money_key} needs a cost model that knows prices; {choice.name} knows none"
         )
         raise InputError(message, where=experiment.where())
+
+
+def _check_prices(experiment: Experiment) -> None:
+    """Raise if cost is minimised and a node has no price."""
+    if not experiment.counts_money:
+        return
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
     if missing:
         message = (

@@ -137,9 +137,11 @@ def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
         assert where.line is not None
         # A second writer's record may stand in place of our first missing one.
         assert where.line > first
-        good = b"".join(split(data)[: where.line - 1])
+        *good, line = split(data)[: where.line]
         is_foreign = first == 0 and "this is no journal of a study" in str(problem)
-        assert is_foreign or f"at byte {len(good)}, " in str(problem)
+        # A damaged digit of the version cannot be told from a record of a newer version.
+        is_newer = not line.startswith(b'{"v":1,') and "a newer version" in str(problem)
+        assert is_foreign or is_newer or f"at byte {len(b''.join(good))}, " in str(problem)
         return
     assert contents is not None
     rest = data[contents.num_bytes :]

@@ -228,8 +228,8 @@ def test_trials_in_which_it_dies_run_again_and_after_the_second_death_afresh(
         before = trials.ready()
         trials.kill_warm()
         wait_for(lambda: [path for path in trials.ready() if path not in before])
-        trials.gate.unlink()
         trials.kill_warm()
+        trials.gate.unlink()
 
     with trials.launcher() as launcher:
         outcome = trials.run_while(launcher, kill_twice)
