@@ -347,7 +347,10 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")
         notes.append(Text(f"{more}: --top K or --all"))
-    if ranking.infeasible and num_shown <= ranking.num_feasible:
+    rest = ranking.results[ranking.num_feasible : num_shown]
+    if any(isinstance(result, Estimate) for result in rest):
+        notes.append(Text("times of rows that do not fit: with enough memory, recompute as shown"))
+    if ranking.infeasible and not rest:
         total = counted(len(ranking.results), "candidate")
         notes.append(
             Text(
