@@ -72,8 +72,8 @@ def rank(
 ) -> Ranking:
     """Order results; break equal times by the strategy's values, not by order of arrival.
 
-    Safe strategies come before all that may run out of memory. Of strategies whose times are shown
-    alike, those with fewer dimensions come first.
+    Safe strategies come before all that may run out of memory. If the model has an error, of
+    strategies whose times are shown alike those with fewer dimensions come first.
 
     Args:
         results: In any order; with costs if the objective needs them.
@@ -83,6 +83,8 @@ def rank(
         per_sample: Whether to compare time per sample, as batches differ.
     """
     ordered = sorted(results, key=_key)
+    if relative_error:  # formulas without an error are ranked by their exact times
+        ordered.sort(key=_shown)
     if per_sample:
         ordered.sort(key=lambda result: (_class(result), _sample_s(result)))
     if objective == "cost":
@@ -225,12 +227,18 @@ def leader_order(estimate: Estimate) -> tuple[object, ...]:
 
 
 def _key(result: Result) -> tuple[object, ...]:
-    """Return the sort key of results: by class, time, dimensions, then the strategy's values."""
+    """Return the sort key of results: by class, then time, then the strategy's values."""
     if isinstance(result, Infeasible):
-        return (_class(result), 0.0, 0, 0.0, *_degrees(result.candidate), ())
-    number, strategy = _class(result), result.strategy
+        return (_class(result), 0.0, *_degrees(result.candidate), ())
+    return (*speed(result), *_values(result.strategy))
+
+
+def _shown(result: Result) -> tuple[int, float, int]:
+    """Return the sort key of results as they are shown: by class, time, and dimensions."""
+    if isinstance(result, Infeasible):
+        return _class(result), 0.0, 0
     shown_s = float(f"{result.iteration_time_s:.{SHOWN_DIGITS}g}")
-    return number, shown_s, _num_dimensions(strategy), speed(result)[1], *_values(strategy)
+    return _class(result), shown_s, _num_dimensions(result.strategy)
 
 
 def _class(result: Result) -> int:
