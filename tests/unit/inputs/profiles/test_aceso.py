@@ -64,7 +64,8 @@ def test_softmax_shares_a_buffer_and_only_the_dropout_of_attention_keeps_a_mask(
     profile = read(aceso_files("t5_x", T5_ROWS), "t5_x")
     shares = dict(zip(profile.names, profile.kept_share, strict=True))
     assert shares["enc-attention-softmax"] == shares["dec-inter-attention-softmax"] == 0
-    assert shares["dec-self-attention-dropout"] == 1.5
+    assert (shares["enc-attention-dropout"], shares["enc-attention-softmax"]) == (1.5, 0)
+    assert shares["dec-self-attention-dropout"] == shares["dec-self-attention-softmax"] == 1
     assert shares["dec-post-self-attention-dropout"] == shares["enc-post-attention-dropout"] == 1
 
 
