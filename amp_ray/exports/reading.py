@@ -29,6 +29,10 @@ _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 
 _ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: hosts, and slots of each
 
+_DS_CONFIG: Final = re.compile(
+    r'^\s*\{.*"(zero_optimization|gradient_accumulation_steps)"\s*:', re.DOTALL
+)
+
 _NO_FLAGS: Final = (
     "no flags of Megatron-LM or torchtitan found, such as --tensor-model-parallel-size or "
     "--parallelism.tensor_parallel_degree; a list of strategies is CSV or JSON"
@@ -42,6 +46,7 @@ _LACKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("yaml", "yml"), _NO_YAML),
     "py": "no PARALLELISM = {...} found, as amp-ray export --to torchtitan writes it",
     "toml": "no [parallelism] found, torchtitan's section",
+    "ds_config": "no train_batch_size or train_micro_batch_size_per_gpu found for DeepSpeed",
 }
 """Messages for files from which no strategy can be read, by the ending of their names."""
 
@@ -81,6 +86,7 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
     read = _reader(text, file)
     if read is None:
         kind = "sh" if text.startswith("#!") else file.rpartition(".")[2].lower()
+        kind = "ds_config" if _DS_CONFIG.search(text) else kind
         if kind in _LACKS:
             raise InputError(_LACKS[kind], where=Where(file=file))
         return None
