@@ -153,8 +153,8 @@ def bridge_overrides(chosen: Chosen) -> Export:
     if "--fp8-format" in flags:
         message = "Megatron-Bridge has several recipes of fp8: plan with bf16, and choose one there"
         raise ValueError(message)
-    unsaid = _RECIPE_SETS if chosen.strategy.zero.stage else {**_RECIPE_SETS, **_NO_SHARDS}
-    overrides = {**unsaid, **dict(_overrides(chosen, flags))}
+    defaults = _RECIPE_SETS if chosen.strategy.zero.stage else {**_RECIPE_SETS, **_NO_SHARDS}
+    overrides = {**defaults, **dict(_overrides(chosen, flags))}
     words = [f"{key}={_override(value)}" for key, value in overrides.items()]
     shape = chosen.experiment.model.shape
     named = _RECIPES.get(tuple(getattr(shape, figure) for figure in _RECIPE_FIGURES))
