@@ -317,7 +317,7 @@ class _Builder:
                 model_shape(section, text),
                 layer_list=section.layer_list or traits.layer_list,
                 vocabulary_multiple=traits.vocabulary_multiple,
-                kernels=kernels_of(traits),
+                kernels=kernels_of(self.traits_on_boards),
             )
 
     @cached_property
@@ -328,6 +328,15 @@ class _Builder:
         checked = self._checked
         whole = build_cluster(self._document, checked.cluster, checked.precision, text)
         return _split_hosts(self._document, whole, checked.trials.host_groups)
+
+    @cached_property
+    def traits_on_boards(self) -> RuntimeTraits:
+        """The traits, with separate attention kernels if a board lacks the runtime's fused one."""
+        traits = self.traits
+        has_kernel = all(device.has_flash_attention for device in self.hosts[0].device_types)
+        if has_kernel or traits.fuses_older_attention or "fused_attention" in self._checked.traits:
+            return traits
+        return replace(traits, fused_attention=False)
 
     @cached_property
     def trials(self) -> TrialSettings:
@@ -379,7 +388,7 @@ class _Builder:
     def experiment(self) -> Experiment:
         """Return the complete experiment."""
         checked, document = self._checked, self._document
-        for key, reason in checked.search.problems(self.traits, self.model.shape):
+        for key, reason in checked.search.problems(self.traits_on_boards, self.model.shape):
             document.refuse(reason, "search", key)
         return Experiment(
             name=checked.name,
@@ -387,7 +396,7 @@ class _Builder:
             cluster=self.hosts[0],
             profile=self.profile,
             constants=self.constants,
-            traits=self.traits,
+            traits=self.traits_on_boards,
             precision=self.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,

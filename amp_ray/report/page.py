@@ -18,7 +18,6 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.redaction import redact_values
 from amp_ray.report.strategy_text import (
-    figure_text,
     plan_text,
     recommendation_lines,
     strategy_text,
@@ -33,7 +32,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import trial_tells_time, with_mean
 from amp_ray.trials.runtime_strategy import RUNTIMES
 from amp_ray.trials.timeline import RankTimeline
-from amp_ray.units import GIB, counted
+from amp_ray.units import GIB, counted, figure_text
 
 _FOLDER: Final = "data/report"
 _LIBRARY: Final = "plotly-basic.min.js"
@@ -241,10 +240,11 @@ def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:
 def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
     """Return the figures at the top of the page, as names and texts."""
     interval = full.get("interval_s")
-    around = f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else ""
+    ends = " to ".join(figure_text(end, 3) for end in interval or ())
+    around = f" ({ends})" if ends else ""
     figures = [
         ("plan", plan_text(full["strategy"])),
-        ("per iteration", f"{best.iteration_time_s:.4g} s{around}"),
+        ("per iteration", f"{figure_text(best.iteration_time_s)} s{around}"),
     ]
     if best.tokens_per_s:
         figures.append(("tokens per second", f"{best.tokens_per_s:,.0f}"))
