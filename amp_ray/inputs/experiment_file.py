@@ -310,14 +310,14 @@ class _Builder:
     @cached_property
     def model(self) -> Model:
         """The chain of layers to train."""
-        section, traits = self._checked.model, self.traits
+        section, traits = self._checked.model, self.traits_on_boards
         text = self._text(section.config, "model", "config")
         with self._document.at("model"):
             return build_model(
                 model_shape(section, text),
                 layer_list=section.layer_list or traits.layer_list,
                 vocabulary_multiple=traits.vocabulary_multiple,
-                kernels=kernels_of(self.traits_on_boards),
+                kernels=kernels_of(traits),
             )
 
     @cached_property
