@@ -28,6 +28,7 @@ from amp_ray.exports.scripts import (
     python_comment,
     reached,
     runs_on_cpu,
+    torchrun_script,
 )
 from amp_ray.redaction import NOT_KEPT, without_secrets
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
@@ -259,6 +260,18 @@ def slurm_folder(chosen: Chosen) -> Export:
         '  exec "$@"\' rank "${PROGRAM[@]}"\n'
     )
     return Export(files={"job.sbatch": script, **files}, notes=_notes(launch))
+
+
+def torchrun_folder(chosen: Chosen) -> Export:
+    """Return a script that starts our program with ``torchrun``, and its job file.
+
+    Raises:
+        ValueError: If our program cannot run the strategy, or ranks of a host are not consecutive.
+    """
+    launch = _launch(chosen, by_scheduler=True)
+    script = torchrun_script(chosen, ("-m", PROGRAM, JOB_FILE), _IS_SYNTHETIC)
+    files = {"torchrun.sh": script, JOB_FILE: launch.files[JOB_FILE].decode()}
+    return Export(files=files, notes=_notes(launch))
 
 
 def ray_script(chosen: Chosen) -> Export:

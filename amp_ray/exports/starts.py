@@ -7,35 +7,40 @@ from typing import Final
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.configs import nanotron_config
 from amp_ray.exports.megatron import megatron_script
-from amp_ray.exports.our_program import deepspeed_folder, slurm_folder
+from amp_ray.exports.our_program import deepspeed_folder, torchrun_folder
 from amp_ray.exports.scripts import torchrun_script
 from amp_ray.exports.torchtitan import titan_config
 
-_MEGATRON: Final = ("megatron-lm", megatron_script, ())
+_Writer = Callable[[Chosen], Export]
 
-_STARTS: Final[Mapping[str, tuple[str, Callable[[Chosen], Export], tuple[str, ...]]]] = {
-    "deepspeed": ("deepspeed", deepspeed_folder, ()),
-    "torch": ("slurm", slurm_folder, ()),
+_MEGATRON: Final = ("megatron-lm", megatron_script)
+
+_STARTS: Final[Mapping[str, tuple[str | None, _Writer]]] = {
+    "deepspeed": ("deepspeed", deepspeed_folder),
+    "torch": (None, torchrun_folder),
     "megatron-core": _MEGATRON,
     "megatron-lm-2022": _MEGATRON,
     "megatron": _MEGATRON,
-    "nanotron": ("nanotron", nanotron_config, ("run_train.py", "--config-file", "nanotron.yaml")),
-    "fsdp2": (
-        *("torchtitan", titan_config),
-        ("-m", "torchtitan.train", "--module", "amp_ray_titan", "--config", "planned"),
-    ),
+    "nanotron": ("nanotron", nanotron_config),
+    "fsdp2": ("torchtitan", titan_config),
 }
-"""By runtime: format of ``export``, its writer, and words of the program if it writes no script."""
+"""By runtime: format of ``export`` (None if it has none), and its writer."""
+
+_PROGRAMS: Final = {
+    "nanotron": ("run_train.py", "--config-file", "nanotron.yaml"),
+    "torchtitan": ("-m", "torchtitan.train", "--module", "amp_ray_titan", "--config", "planned"),
+}
+"""Words after ``torchrun`` for formats without a script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """A script that starts a plan."""
 
-    target: str  # the format of ``export`` that writes the files
-    name: str  # the file to write, or a folder if there are several
+    target: str | None  # the format of ``export`` that writes the files; None if there is none
+    output: str  # the file that it writes, or a folder if it writes several
     script: str
-    config: str = ""  # that file's text, if the script is not in it
+    files: Mapping[str, str]  # the files that it needs, by name
 
 
 def start_of(chosen: Chosen) -> Start | None:
@@ -46,10 +51,11 @@ def start_of(chosen: Chosen) -> Start | None:
     """
     if chosen.experiment.traits.name not in _STARTS:
         return None
-    target, write, words = _STARTS[chosen.experiment.traits.name]
-    export = write(chosen)
-    [name, first], *more = export.files.items()
-    if not words:
-        return Start(target=target, name="start" if more else name, script=first)
-    script = torchrun_script(chosen, words, f"needs {name} in the current folder")
-    return Start(target=target, name=name, script=script, config=first)
+    target, write = _STARTS[chosen.experiment.traits.name]
+    files = dict(write(chosen).files)
+    output = next(iter(files)) if len(files) == 1 else "start"
+    if target in _PROGRAMS:
+        script = torchrun_script(chosen, _PROGRAMS[target], f"Needs {', '.join(files)} here")
+    else:
+        script = files.pop(next(iter(files)))
+    return Start(target=target, output=output, script=script, files=files)

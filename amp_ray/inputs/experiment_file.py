@@ -333,10 +333,14 @@ class _Builder:
     def traits_on_boards(self) -> RuntimeTraits:
         """The traits, with separate attention kernels if a board lacks the runtime's fused one."""
         traits = self.traits
-        has_kernel = all(device.has_flash_attention for device in self.hosts[0].device_types)
-        if has_kernel or traits.fuses_older_attention or "fused_attention" in self._checked.traits:
+        if traits.fuses_older_attention or "fused_attention" in self._checked.traits:
             return traits
-        return replace(traits, fused_attention=False)
+        try:
+            types = self.hosts[0].device_types
+        except InputError:  # raised where the cluster is needed; the model's mistakes count too
+            return traits
+        has_kernel = all(device.has_flash_attention for device in types)
+        return traits if has_kernel else replace(traits, fused_attention=False)
 
     @cached_property
     def trials(self) -> TrialSettings:

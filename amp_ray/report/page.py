@@ -16,7 +16,7 @@ from amp_ray import __version__
 from amp_ray.clusters.device import is_cpu
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.exports.chosen import Chosen
-from amp_ray.exports.starts import start_of
+from amp_ray.exports.starts import Start, start_of
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.redaction import redact_values
@@ -72,13 +72,18 @@ _NUM_LOST: Final = 5  # number of plans after the best one to compare with it
 _MOST_INSTRUCTIONS: Final = 6000
 """Most bars for a browser to draw; a longer timeline shows every second stage, or fewer."""
 
+_LEAST_RISK: Final = 0.001  # smaller probabilities of a failure are not written out
+
 _LEAST_CUT: Final = 4  # passes of the first stage from which on the steady part is left out
 
 _PASS: Final = re.compile(r"(?P<stage>\d+)(?P<kind>[FB])\d")  # see `cost.instructions.Instruction`
 
 _Item = tuple[str, float, float]
 
-_NUMBERS: Final = ("no other", "one other", "two others", "three others", "four others")
+_NUMBERS: Final = (
+    *("no other", "one other", "two others", "three others", "four others", "five others"),
+    *("six others", "seven others", "eight others", "nine others", "ten others"),
+)
 """Numbers of ties in a sentence; larger ones are written as figures."""
 
 _PACKAGES: Final = ("numpy", "numba", "ray", "torch", "deepspeed")
@@ -120,7 +125,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         record |= {
             "lead": _lead(rows[0], best, experiment, num_ties=max(ranking.num_tied - 1, 0)),
             "figures": _figures(rows[0], best),
-            "commands": _commands(source, best, experiment),
+            **_run(source, best, experiment),
             **_best(able, record["rows"], experiment, planned.planner, names),
         }
     return record | {"names": list(names.numbers)}
@@ -150,7 +155,7 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
         record |= {
             "lead": _lead(full, best, experiment, num_ties=len(ties)),
             "figures": _study_figures(full, best, recommended),
-            "commands": _commands(source, best, experiment),
+            **_run(source, best, experiment),
             **_best([best, *able], record["rows"], experiment, planner, names),
             "measured_timeline": abridged(measured_lanes(study.timeline(best.strategy))),
         }
@@ -287,7 +292,9 @@ def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
         figures.append(
             ("memory of the fullest stage", f"{peak / GIB:.1f} of {limit / GIB:.1f} GiB")
         )
-    figures.append(("risk of failure", f"{best.failure_probability:.1%}"))
+    is_safe = best.failure_probability < _LEAST_RISK
+    risk = f"<{_LEAST_RISK:.1%}" if is_safe else f"{best.failure_probability:.1%}"
+    figures.append(("risk of failure", risk))
     if best.cost is not None:
         figures.append(("cost per iteration", figure_text(best.cost.per_iteration)))
     return figures
@@ -306,43 +313,41 @@ def _study_figures(
     return [*times, *further]
 
 
-def _commands(source: str, best: Estimate, experiment: Experiment) -> list[tuple[str, str]]:
-    """Return commands with descriptions, the start first; they repeat the ``--set`` options."""
-    commands, name = [], shlex.quote(source)
+def _run(source: str, best: Estimate, experiment: Experiment) -> dict[str, Any]:
+    """Return commands with descriptions, the start first, and a note if there is no start.
+
+    The commands repeat this plan's ``--set`` options.
+    """
+    commands, name, runtime = [], shlex.quote(source), experiment.traits.name
     if source.endswith((".yaml", ".yml")):
         name += "".join(
             f" --set {shlex.quote(change)}" for change in experiment.source.changes.values()
         )
-        is_tried = experiment.trials.program is not None or experiment.traits.name in RUNTIMES
+        is_tried = experiment.trials.program is not None or runtime in RUNTIMES
         if best.launchable and is_tried:
             commands.append(("Prove it by real trials:", f"amp-ray tune {name}"))
-    return [
-        *_start(name, best, experiment),
-        *commands,
-        (
-            "Hand it over; --help lists the formats:",
-            f"amp-ray export {name} --to ...",
-        ),
-    ]
-
-
-def _start(name: str, best: Estimate, experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield the script that starts the plan by its runtime, and the command that writes it."""
-    runtime = experiment.traits.name
+    commands.append(("Hand it over; --help lists the formats:", f"amp-ray export {name} --to ..."))
     chosen = Chosen(
         experiment=experiment, strategy=best.strategy, predicted_s=best.iteration_time_s
     )
     try:
         start = start_of(chosen)
     except ValueError as refusal:
-        yield f"No start command of {runtime} for this plan:", str(refusal)
-        return
-    if start is None:
-        return
+        note = f"{runtime} has no start command for this plan: {refusal}."
+        return {"commands": commands, "notes": [note]}
+    if start is not None:
+        commands = [*_start(start, name, runtime), *commands]
+    return {"commands": commands, "notes": []}
+
+
+def _start(start: Start, name: str, runtime: str) -> Iterator[tuple[str, str]]:
+    """Yield the script of a start, and the command that writes it or the files that it needs."""
     yield f"Start it by {runtime}, on every host, with NODE_RANK=0, 1, ...:", start.script
-    if start.config:
-        yield f"{start.name}, which it needs in the current folder:", start.config
-    yield "Write it:", f"amp-ray export {name} --to {start.target} -o {start.name}"
+    if start.target is not None:
+        yield "Write it:", f"amp-ray export {name} --to {start.target} -o {start.output}"
+        return
+    for file, text in start.files.items():
+        yield f"{file}, which it needs in its folder:", text
 
 
 def _lost(

@@ -529,6 +529,9 @@ def test_the_knee_is_where_more_devices_bring_little(amp_ray: Run, small: Path) 
     assert gains[knee] < 0.5
     out = amp_ray("sweep", small, "--set", sizes).out
     assert f"*{2 * 2**knee} " in out
+    shares = [point["linear_fraction"] for point in sweep["points"]]
+    assert shares == pytest.approx([rate / rates[0] / 2**n for n, rate in enumerate(rates)])
+    assert "of linear" in out
     assert "added devices bring less than half" in out
 
 

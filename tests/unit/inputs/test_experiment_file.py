@@ -189,6 +189,14 @@ def test_boards_without_flash_attention_compute_attention_otherwise() -> None:
     assert "attention" in names("torch", "V100-16")
 
 
+def test_mistakes_of_the_cluster_hide_none_of_the_model() -> None:
+    text = SMALL.replace("device: T4", "device: NOPE").replace("num_heads: 8", "num_heads: 7")
+    with pytest.raises(InputError) as caught:
+        experiment_from(f"{text}runtime: megatron-core\n")
+    assert "NOPE" in str(caught.value)
+    assert "num_heads 7" in str(caught.value)
+
+
 def test_ranks_divide_tokens_where_tp_does() -> None:
     experiment = experiment_from(SMALL + CAN)
     options = [experiment.stage_options(tp, 1) for tp in (1, 2, 3)]  # 128 tokens

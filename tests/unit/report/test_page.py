@@ -138,15 +138,15 @@ def test_commands_set_what_was_set_from_outside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("runtime", "words"),
     [
-        ("torch", ["srun"]),
-        ("nanotron", ["torchrun", "run_train.py", "--config-file nanotron.yaml", "parallelism:"]),
-        ("fsdp2", ["torchrun", "torchtitan.train", "--config planned", "PARALLELISM"]),
+        ("torch", ["torchrun", "-m amp_ray.training", "job.json", '"runtime": "torch"']),
+        ("nanotron", ["torchrun", "run_train.py", "--config-file nanotron.yaml", "--to nanotron"]),
+        ("fsdp2", ["torchrun", "torchtitan.train", "--config planned", "--to torchtitan"]),
         ("llm-foundry", []),
     ],
 )
 def test_the_start_is_that_of_the_runtime(runtime: str, words: list[str]) -> None:
     text = SMALL.replace("device: T4", "device: A100-40").replace("gpt2", "llama")
-    text = f"{text.replace('fp16', 'bf16')}runtime: {runtime}\nsearch: {{max_pp: 1}}\n"
+    text = f"{text}precision: bf16\nruntime: {runtime}\nsearch: {{max_pp: 1}}\n"
     texts = [text for _, text in record(text)["commands"]]
     assert all(word in "".join(texts[:2]) for word in words)
     assert ("--to ..." in texts[0]) == (not words)
@@ -154,9 +154,11 @@ def test_the_start_is_that_of_the_runtime(runtime: str, words: list[str]) -> Non
 
 def test_a_plan_that_its_runtime_cannot_be_told_says_why_there_is_no_start() -> None:
     text = SMALL.replace("device: T4", "device: A100-40").replace("fp16", "bf16")
-    title, reason = record(f"{text}runtime: fsdp2\n")["commands"][0]
-    assert title == "No start command of fsdp2 for this plan:"
-    assert reason == "torchtitan is told llama here, not model family 'gpt2'"
+    (note,) = record(f"{text}runtime: fsdp2\n")["notes"]
+    assert note == (
+        "fsdp2 has no start command for this plan: torchtitan is told llama here, not model "
+        "family 'gpt2'."
+    )
 
 
 def test_the_page_leads_with_a_sentence() -> None:
