@@ -9,8 +9,16 @@ CPU: Final = "cpu"
 """Name of a CPU core in the catalogue."""
 
 
-_WORDS: Final = ("name", "source", "has_flash_attention", "is_measured")
+_WORDS: Final = ("name", "source")
 """Fields of a data sheet that are not numbers."""
+
+
+_NO_FLASH_ATTENTION: Final = ("T4", "P100-16", "V100-16", "V100-32")
+"""NVIDIA boards below compute capability 8.0, which FlashAttention-2 and cuDNN's fused attention
+need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTorch)."""
+
+_MEASURED: Final = ("T4", "V100-16", "A100-40", "A100-80", "H100", "B200", "B300", "GB200")
+"""Boards of the measurements in ``experiments/published``, which `make accuracy` compares."""
 
 
 def is_cpu(name: str) -> bool:
@@ -50,8 +58,6 @@ class Device:
     # Nominal memory of the board; None if unknown. Only published planners that are based on it
     # use it.
     nominal_bytes: int | None = None
-    has_flash_attention: bool = True  # whether FlashAttention-2 runs on it
-    is_measured: bool = False  # whether published measurements of it were compared with our times
     source: str
 
     def __post_init__(self) -> None:
@@ -76,6 +82,16 @@ class Device:
             message = f"device {self.name!r} does not compute in {precision}; it can do {able}"
             raise ValueError(message)
         return rate
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """Whether FlashAttention-2 runs on it."""
+        return self.name not in _NO_FLASH_ATTENTION
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether published measurements of it were compared with our times."""
+        return self.name in _MEASURED
 
     @property
     def reached_link_bytes_per_s(self) -> float | None:
@@ -176,14 +192,6 @@ benchmark of vTrain, arXiv:2312.12391). Over direct links it depends on the ring
 two ranks, .57 with four, .9 with eight (the same benchmark)."""
 
 
-_NO_FLASH_ATTENTION: Final = ("T4", "P100-16", "V100-16", "V100-32")
-"""NVIDIA boards below compute capability 8.0, which FlashAttention-2 and cuDNN's fused attention
-need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTorch)."""
-
-_MEASURED: Final = ("T4", "V100-16", "A100-40", "A100-80", "H100", "B200", "B300", "GB200")
-"""Boards of the measurements in ``experiments/published``, which `make accuracy` compares."""
-
-
 def _device(row: _Row) -> Device:
     """Convert one row of the table to a data sheet in SI units."""
     name, gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = row
@@ -200,8 +208,6 @@ def _device(row: _Row) -> Device:
         gemm_fraction=gemm_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         link_fraction=_REACHED if _LINK_OF.get(name) in _SWITCHED_LINKS else 0.5,
-        has_flash_attention=name not in _NO_FLASH_ATTENTION,
-        is_measured=name in _MEASURED,
         source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",
     )
 

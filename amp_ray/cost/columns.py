@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.clusters.device import is_cpu
+from amp_ray.clusters.device import CATALOGUE, is_cpu
 from amp_ray.cost.estimate import Cost, Estimate
 from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.roofline import ALIGNED
@@ -206,7 +206,8 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     for name, device in types.items():
         if fuses and not device.has_flash_attention:
             yield f"{name} has no FlashAttention-2 (compute capability below 8.0), but {kernel}"
-        if not (device.is_measured or experiment.profile.is_measured or is_cpu(name)):
+        is_backed = device.is_measured or experiment.profile.is_measured or is_cpu(name)
+        if name in CATALOGUE and not is_backed:
             yield f"{name}: figures of its data sheet, which no measurement here backs"
     if not shape.num_tokens:
         return

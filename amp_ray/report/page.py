@@ -21,7 +21,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.redaction import redact_values
 from amp_ray.report.strategy_text import (
-    plan_text,
+    advised_text,
     recommendation_lines,
     strategy_text,
     time_text,
@@ -253,8 +253,6 @@ def _lead(full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, nu
 
     ``full`` is the plan's ROW, ``best`` its estimate.
     """
-    strategy = dict(full["strategy"])
-    zero = strategy.pop("zero_stage", 0)
     is_gpu = not any(is_cpu(device.name) for device in experiment.cluster.device_types)
     rate = best.tokens_per_s_per_device
     speed = f"{figure_text(best.iteration_time_s)} s per iteration"
@@ -266,7 +264,7 @@ def _lead(full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, nu
         speed += f", with a risk of {best.failure_probability:.0%} to fail".replace("%", " %")
     number = _NUMBERS[num_ties] if num_ties < len(_NUMBERS) else f"{num_ties} others"
     ties = f"; {number} {'is' if num_ties == 1 else 'are'} as good" if num_ties else ""
-    return f"Use {plan_text(strategy)}{f' with ZeRO-{zero}' if zero else ''}: {speed}{ties}."
+    return f"Use {advised_text(full['strategy'])}: {speed}{ties}."
 
 
 def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:

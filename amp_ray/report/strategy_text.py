@@ -43,6 +43,18 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
     return ", ".join([*degrees, *dimensions, f"micro-batch {strategy['micro_batch_size']}", *kinds])
 
 
+def advised_text(strategy: Mapping[str, Any]) -> str:
+    """Name a STRATEGY as in advice, its ZeRO stage last.
+
+    Example:
+        >>> advised_text({"tp": 1, "pp": 4, "dp": 8, "micro_batch_size": 1, "zero_stage": 1})
+        'tp 1, dp 8, pp 4, micro-batch 1 with ZeRO-1'
+    """
+    zero = strategy.get("zero_stage")
+    rest = {name: value for name, value in strategy.items() if name != "zero_stage"}
+    return f"{plan_text(rest)} with ZeRO-{zero}" if zero else plan_text(rest)
+
+
 def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of layers, or a list
     """Name the kinds of recompute of the stages, each kind once."""
     if isinstance(recompute, str):

@@ -28,7 +28,6 @@ def device() -> Device:
         fp16_flops=1e30,
         bf16_flops=1e30,
         gemm_fraction=1.0,
-        is_measured=True,
         source="made up",
     )
 

@@ -51,8 +51,13 @@ def test_the_measured_boards_are_those_of_the_published_measurements() -> None:
 
 
 def test_attention_is_slower_on_boards_without_flash_attention() -> None:
-    sizes = {"forward_elements": 0, "backward_elements": 0, "flops": 1e12}
-    attention = Elementwise(name="attention", rate_fraction=0.7, **sizes)
+    attention = Elementwise(
+        name="attention",
+        forward_elements=0,
+        backward_elements=0,
+        flops=1e12,
+        rate_fraction=0.7,
+    )
 
     def seconds(name: str) -> float:
         device = CATALOGUE[name]
