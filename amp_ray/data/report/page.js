@@ -50,6 +50,8 @@ function command(title, text) {
   shown.setAttribute("aria-label", title);
   head.append(element("p", title), button);
   section("commands").append(head, shown);
+  const lines = text.split("\n"), start = lines.findIndex((each) => /^(exec|srun) /.test(each));
+  if (start > 0) shown.scrollTop = shown.scrollHeight * start / lines.length;  // the program, below the checks before it
 }
 
 // ---------------------------------------------------------------- charts
