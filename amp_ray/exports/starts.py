@@ -4,33 +4,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from amp_ray.exports.chosen import Chosen, Export
+from amp_ray.exports.chosen import Chosen, Export, Program
 from amp_ray.exports.configs import nanotron_config
 from amp_ray.exports.megatron import megatron_script
-from amp_ray.exports.our_program import deepspeed_folder, torchrun_folder
+from amp_ray.exports.our_program import deepspeed_folder, synthetic_program
 from amp_ray.exports.scripts import torchrun_script
-from amp_ray.exports.torchtitan import titan_config
-
-_Writer = Callable[[Chosen], Export]
+from amp_ray.exports.torchtitan import titan_program
 
 _MEGATRON: Final = ("megatron-lm", megatron_script)
 
-_STARTS: Final[Mapping[str, tuple[str | None, _Writer]]] = {
+_SCRIPTS: Final[Mapping[str, tuple[str, Callable[[Chosen], Export]]]] = {
     "deepspeed": ("deepspeed", deepspeed_folder),
-    "torch": (None, torchrun_folder),
     "megatron-core": _MEGATRON,
     "megatron-lm-2022": _MEGATRON,
     "megatron": _MEGATRON,
-    "nanotron": ("nanotron", nanotron_config),
-    "fsdp2": ("torchtitan", titan_config),
 }
-"""By runtime: format of ``export`` (None if it has none), and its writer."""
+"""By runtime: format of ``export`` whose first file is a script, and its writer."""
 
-_PROGRAMS: Final = {
-    "nanotron": ("run_train.py", "--config-file", "nanotron.yaml"),
-    "torchtitan": ("-m", "torchtitan.train", "--module", "amp_ray_titan", "--config", "planned"),
+
+def _nanotron_program(chosen: Chosen) -> Program:
+    export = nanotron_config(chosen)
+    words = ("run_train.py", "--config-file", *export.files)
+    return Program(words=words, files=export.files, head="For nanotron 0.4.", notes=export.notes)
+
+
+_PROGRAMS: Final[Mapping[str, tuple[str | None, Callable[[Chosen], Program]]]] = {
+    "torch": (None, synthetic_program),
+    "nanotron": ("nanotron", _nanotron_program),
+    "fsdp2": ("torchtitan", titan_program),
 }
-"""Words after ``torchrun`` for formats without a script."""
+"""By runtime: format of ``export`` for the program's files (None if it has none), and the program
+that ``torchrun`` starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +53,16 @@ def start_of(chosen: Chosen) -> Start | None:
     Raises:
         ValueError: If the program cannot express the strategy.
     """
-    if chosen.experiment.traits.name not in _STARTS:
+    runtime, target = chosen.experiment.traits.name, None
+    if runtime in _SCRIPTS:
+        target, write = _SCRIPTS[runtime]
+        [(name, script), *others] = write(chosen).files.items()
+        output = "start" if others else name
+        return Start(target=target, output=output, script=script, files=dict(others))
+    if runtime not in _PROGRAMS:
         return None
-    target, write = _STARTS[chosen.experiment.traits.name]
-    files = dict(write(chosen).files)
-    output = next(iter(files)) if len(files) == 1 else "start"
-    if target in _PROGRAMS:
-        script = torchrun_script(chosen, _PROGRAMS[target], f"Needs {', '.join(files)} here")
-    else:
-        script = files.pop(next(iter(files)))
-    return Start(target=target, output=output, script=script, files=files)
+    target, make = _PROGRAMS[runtime]
+    program = make(chosen)
+    names = ", ".join(program.files)
+    script = torchrun_script(chosen, program, "start.sh", program.head, f"Needs {names} here")
+    return Start(target=target, output=names, script=script, files=program.files)
