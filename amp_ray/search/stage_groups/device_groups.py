@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby, product
+from itertools import chain, groupby, permutations, product
 from math import comb, prod
 
 import numpy as np
@@ -189,13 +189,18 @@ def _any_order(
     slots: tuple[int, ...],
     effort: SearchEffort,
 ) -> DeviceGraph:
-    """Build a graph whose groups take any number of the next devices of every kind."""
+    """Build a graph whose groups take any number of the next devices of every kind.
+
+    The pieces of a group come in every order: a replica passes its samples on to the replica at the
+    same place in the next stage, so the order decides which links they cross.
+    """
     states = list(product(*(range(len(row) + 1) for row in rows)))
     edges = [
-        (index, other, _between(rows, state, states[other]))
+        (index, other, pieces)
         for index, state in enumerate(states)
         for other in range(index + 1, len(states))
         if all(after >= before for before, after in zip(state, states[other], strict=True))
+        for pieces in permutations(_between(rows, state, states[other]))
     ]
     return DeviceGraph(
         rows=rows,
@@ -205,7 +210,7 @@ def _any_order(
         slots=slots,
         nodes=cluster.node_of_device,
         num_states=len(states),
-        is_small=len(edges) <= effort.max_groups_in_any_order,
+        is_small=len({edge[:2] for edge in edges}) <= effort.max_groups_in_any_order,
     )
 
 

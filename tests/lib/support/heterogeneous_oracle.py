@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, permutations, product
 
 import numpy as np
 
@@ -27,7 +27,7 @@ Taken = tuple[int, ...]
 class PlanOracle:
     """Compares all plans of one candidate: each stage takes the next devices of some kinds.
 
-    Cuts and shares of samples may be any.
+    The kinds come in any order within a stage. Cuts and shares of samples may be any.
 
     Args:
         cost_model: Cost model of a small experiment.
@@ -76,12 +76,14 @@ class PlanOracle:
     def _groups(self, taken: Taken, after: Taken) -> list[GroupOption]:
         """Return every stage on the devices between two states of taken devices."""
         if (taken, after) not in self._known:
-            devices = [
-                device
+            pieces = [
+                row[len(row) - end : len(row) - used]
                 for row, used, end in zip(self._rows, taken, after, strict=True)
-                for device in row[len(row) - end : len(row) - used]
+                if end > used
             ]
-            self._known[taken, after] = list(self._uses(devices))
+            self._known[taken, after] = [
+                use for order in permutations(pieces) for use in self._uses([*chain(*order)])
+            ]
         return self._known[taken, after]
 
     @cached_property
