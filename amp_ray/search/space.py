@@ -144,21 +144,29 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tuple[int, ...]:
     """Return global batch sizes within the tolerance that suit the numbers of devices better.
 
-    For all devices, and for each device type, pick the batch with the largest common divisor with
-    the odd part of their number; then the one with the most divisors, then the nearest.
+    For all devices, and for each device type, pick a batch that their number divides, if any; then
+    the one with the largest common divisor with the odd part of their number, then the one with the
+    most divisors, then the nearest.
     """
     batch, cluster = experiment.global_batch_size, experiment.cluster
     slack = int(batch * experiment.limits.batch_tolerance)
     held: Counter[object] = Counter()
     for node in cluster.nodes:
         held[node.device] += node.num_slots
-    odd = {count // (count & -count) for count in (cluster.num_devices, *held.values())}
+    near = range(max(1, batch - slack), batch + slack + 1)
+    odd = {count: count // (count & -count) for count in (cluster.num_devices, *held.values())}
     best = {
         max(
-            range(max(1, batch - slack), batch + slack + 1),
-            key=lambda size: (gcd(size, factor), len(_divisors(size)), -abs(size - batch), -size),
+            near,
+            key=lambda size: (
+                size % count == 0,
+                gcd(size, factor),
+                len(_divisors(size)),
+                -abs(size - batch),
+                -size,
+            ),
         )
-        for factor in odd
+        for count, factor in odd.items()
         if batch % factor
     }
     ordered = sorted(best - {batch}, key=lambda size: (-len(_divisors(size)), size))
