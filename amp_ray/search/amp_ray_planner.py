@@ -42,6 +42,7 @@ from amp_ray.search.space import (
     zero_choices,
 )
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
+from amp_ray.search.stage_groups.simulated_moves import moved_plans
 from amp_ray.search.token_slices import plan_slices
 from amp_ray.search.variants import plans_for_other_clusters
 from amp_ray.strategies.candidate import (
@@ -403,12 +404,16 @@ class AmpRayPlanner:
             expected_s=self.chooser.expected_s,
             improve=self.improve,
             most_devices=self.effort.max_grid_devices if groups else None,
-            extra_plans=self._on_other_clusters if groups else lambda _plans: [],
+            extra_plans=self._extra_plans if groups else lambda _plans: [],
         )
 
-    def _on_other_clusters(self, plans: Sequence[Estimate]) -> list[Estimate]:
-        """Return the fastest plans made for similar clusters, scored on the real one."""
-        return list(plans_for_other_clusters(self, plans, self.effort))
+    def _extra_plans(self, plans: Sequence[Estimate]) -> list[Estimate]:
+        """Return the fastest plans made for similar clusters, and those that moves reach."""
+        others = list(plans_for_other_clusters(self, plans, self.effort))
+        tps = self._space.device_groups.tps
+        moved = moved_plans(self.cost_model, tps, [*plans, *others], self.effort)
+        scored = (self.within_limits(self.score(plan.strategy)) for plan in moved)
+        return [*others, *(plan for plan in scored if isinstance(plan, Estimate))]
 
     def on_cluster(self, cluster: Cluster) -> Self:
         """Return a planner for another cluster, without lower bounds."""

@@ -114,6 +114,16 @@ class SearchEffort:
     """Plans whose cuts are moved in the end, fastest first."""
     max_climbed_stages_of_groups: int = 1_000
     """Stages simulated for each of these plans."""
+    max_moved_devices: int = 20_000
+    """Devices of all plans that a local search simulates, about one second."""
+    devices_of_plan: int = 16
+    """Devices for which simulating takes as long as all that does not depend on them."""
+    max_moved_starts: int = 8
+    """Fastest plans from which this search begins."""
+    near_moved_fraction: float = 0.03
+    """Plans so much slower than the best one are still moved."""
+    max_climbed_stages_of_moves: int = 100
+    """Stages simulated while the cuts of a moved plan are moved."""
 
     # Bound on the time of stage groups
     exact_samples: int = 32

@@ -15,9 +15,10 @@ one node, and 10 s in a stage on both nodes.
 `device_groups` lists the groups that one stage can take: zero, one or two devices of each kind,
 starting after the devices that later stages have taken. Each kind has ``3 + 2 + 1 = 6`` ways, and 3
 of them take nothing, so there are ``6 * 6 - 3 * 3 = 27`` groups; ``3 * 3`` of them have both kinds,
-which come in two orders, so 36 in all. `group_options` splits the samples by speed. All four devices in one stage take 2, 2, 1 and 1 samples, so a layer takes 2 s; the two
-devices of a pair take 3 samples each, so a layer takes 3 s (quick) or 6 s (slow). The closed form
-of `groups_objective` then compares two plans:
+in two orders, so 36 in all. `group_options` splits the samples by speed. All four devices in one
+stage take 2, 2, 1 and 1 samples, so a layer takes 2 s; the two devices of a pair take 3 samples
+each, so a layer takes 3 s (quick) or 6 s (slow). The closed form of `groups_objective` then
+compares two plans:
 
 - one stage of all devices: ``3 * 2 = 6`` s per micro-batch, ``8 * 6 + 10 = 58`` s;
 - the quick pair with two layers and the slow pair with one: both take 6 s, so the first micro-batch
