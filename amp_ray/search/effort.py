@@ -125,22 +125,6 @@ class SearchEffort:
     max_climbed_stages_of_moves: int = 100
     """Stages simulated while the cuts of a moved plan are moved."""
 
-    # Bound on the time of stage groups
-    exact_samples: int = 32
-    """Up to this many samples of a rank, every number of samples is timed."""
-    samples_step: float = 1.05
-    """Factor between the larger numbers of samples that are timed."""
-    exact_sizes: int = 16
-    """Up to this stage capacity, every value is a class by itself."""
-    sizes_step: float = 1.1
-    """Factor between the classes of larger capacities."""
-    total_capacity: int = 64
-    """Least total capacity of all devices; more distinguishes kinds better."""
-    max_stages_behind: int = 4
-    """Stages behind a stage that are counted one by one; beyond, assume the maximum."""
-    max_bound_boxes: int = 4
-    """Ranges of step ends that are solved for the bound."""
-
     # Token slices
     slice_granules: int = 32
     """Granules of a sequence, if the user sets no granule length."""

@@ -79,8 +79,6 @@ layers from the last stage, so its solution is read backwards:
     ([((1, 0, 2),), ((0, 0, 2),)], (0, 1, 3))
 """
 
-from dataclasses import replace
-
 from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.stage_groups.device_groups import DeviceGroups
@@ -93,15 +91,12 @@ __all__ = ["DeviceGroups", "GroupsSolution", "objective_s", "plan_stage_groups",
 NO_GROUPS = "no device group can be a stage"
 
 
-def plan_stage_groups(
-    device_groups: DeviceGroups, candidate: GroupsCandidate, *, with_bounds: bool = True
-) -> Result:
+def plan_stage_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Result:
     """Choose stages, their devices, tp, dp and shares, and estimate the result.
 
     Args:
         device_groups: Device groups of the experiment, shared by all its candidates.
         candidate: Micro-batch size, number of micro-batches, and options of all stages.
-        with_bounds: Whether to compute a lower bound on the time of any plan of the candidate.
 
     Returns:
         The best estimate. If nothing fits, one that would be good without memory limits.
@@ -110,8 +105,4 @@ def plan_stage_groups(
     if not solution.estimates:
         detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
         return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
-    best = min(solution.estimates, key=leader_order)
-    if not (with_bounds and best.feasible):
-        return best
-    bound_s = device_groups.least_s(candidate)
-    return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
+    return min(solution.estimates, key=leader_order)

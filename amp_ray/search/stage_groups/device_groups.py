@@ -21,8 +21,7 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.partition.resources import ResourceGraph, limited_graph
 from amp_ray.search.effort import EFFORT, SearchEffort
-from amp_ray.search.stage_groups.time_bound import TimeBound
-from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.candidate import StageOptions
 
 Piece = tuple[int, int, int]
 """Kind, first device and end of a half-open range in the kind's row."""
@@ -267,7 +266,6 @@ class DeviceGroups:
     _step_ends: dict[tuple[bytes, StageOptions], tuple[float, float]] = field(
         init=False, default_factory=dict
     )
-    _bounds: dict[StageOptions, TimeBound] = field(init=False, default_factory=dict)
 
     def of_graph(self, graph: DeviceGraph) -> tuple[list[list[DeviceGroup]], IntArray]:
         """Return the distinct groups of a graph, and the index of each edge's group.
@@ -338,15 +336,6 @@ class DeviceGroups:
                 options, 2, group.sync_paths, group.slowest
             )
         return self._step_ends[key]
-
-    def least_s(self, candidate: GroupsCandidate) -> float:
-        """Return a lower bound on the seconds per iteration of any plan of a candidate."""
-        options = candidate.options
-        if options not in self._bounds:
-            self._bounds[options] = TimeBound(
-                cost_model=self.cost_model, tps=self.tps, options=options, effort=self.effort
-            )
-        return self._bounds[options].least_s(candidate)
 
     @cached_property
     def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:

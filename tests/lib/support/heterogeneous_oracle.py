@@ -1,7 +1,4 @@
-"""Oracle of the heterogeneous search: every plan on a small cluster, one by one.
-
-`random_wide_plan` draws plans outside of the search space: any devices in any order.
-"""
+"""Oracle of the heterogeneous search: every plan on a small cluster, one by one."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -211,35 +208,6 @@ Use = tuple[int, tuple[int, ...]]
 """tp of a stage, and samples of its data-parallel ranks."""
 
 
-def random_wide_plan(
-    rng: np.random.Generator, cost_model: CostModel, candidate: GroupsCandidate
-) -> Strategy | None:
-    """Draw a plan; return None if the drawn devices cannot form stages.
-
-    Args:
-        rng: Source of randomness.
-        cost_model: Cost model of the experiment.
-        candidate: Size and number of micro-batches, and recompute.
-    """
-    num_layers = cost_model.experiment.model.num_layers
-    num_devices = cost_model.experiment.cluster.num_devices
-    count = int(rng.integers(1, num_devices + 1))
-    devices = rng.permutation(num_devices)[:count].tolist()
-    if rng.integers(0, 2):
-        devices.sort()
-    pp = int(rng.integers(1, min(count, num_layers) + 1))
-    inner = sorted(rng.choice(np.arange(1, count), pp - 1, replace=False).tolist())
-    groups = tuple(tuple(devices[first:end]) for first, end in pairwise((0, *inner, count)))
-    chosen = []
-    for own in groups:
-        uses = list(_uses(cost_model, candidate, own))
-        if not uses:
-            return None
-        chosen.append(uses[int(rng.integers(len(uses)))])
-    cuts = sorted(rng.choice(np.arange(1, num_layers), pp - 1, replace=False).tolist())
-    return wide_plan(candidate, groups, chosen, (0, *cuts, num_layers))
-
-
 def wide_plan(
     candidate: GroupsCandidate, groups: Groups, uses: Sequence[Use], bounds: Sequence[int]
 ) -> Strategy:
@@ -260,18 +228,3 @@ def wide_plan(
         num_micro_batches=candidate.num_micro_batches,
         placement=tuple(device for own in groups for device in own),
     )
-
-
-def _uses(
-    cost_model: CostModel, candidate: GroupsCandidate, devices: Sequence[int]
-) -> Iterator[Use]:
-    """Yield every tp within nodes, with every way to share samples between ranks."""
-    node_of_device = cost_model.experiment.cluster.node_of_device
-    for tp in DeviceGroups(cost_model=cost_model).tps:
-        dp, left = divmod(len(devices), tp)
-        nodes = [node_of_device[device] for device in devices]
-        inside = all(len(set(nodes[first : first + tp])) == 1 for first in range(0, len(nodes), tp))
-        if not left and inside:
-            for cuts in combinations(range(1, candidate.micro_batch_size), dp - 1):
-                ends = (0, *cuts, candidate.micro_batch_size)
-                yield tp, tuple(end - first for first, end in pairwise(ends))
