@@ -120,8 +120,10 @@ class SearchEffort:
     """Devices for which simulating takes as long as all that does not depend on them."""
     max_moved_starts: int = 8
     """Fastest plans from which this search begins."""
-    near_moved_fraction: float = 0.03
-    """Plans so much slower than the best one are still moved."""
+    near_moved_fraction: float = 0.1
+    """Plans that are slower than the best one by at most this fraction are moved too."""
+    near_climbed_fraction: float = 0.01
+    """The same for the plans whose cuts are moved."""
     max_climbed_stages_of_moves: int = 100
     """Stages simulated while the cuts of a moved plan are moved."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import chain, combinations, pairwise, permutations, product
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.space import group_zero_choices, recompute_choices
-from amp_ray.strategies.candidate import StageOptions
+from amp_ray.strategies.candidate import ONE_RANK, StageOptions
 from amp_ray.strategies.recompute import AUTO, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy
 
@@ -54,6 +54,9 @@ class Use(NamedTuple):
 
 Layout = tuple[Use, ...]
 """The stages of a plan, without its cuts."""
+
+END: Final = Use((), (), ONE_RANK)
+"""Stands for a stage that a move ends."""
 
 Changed = tuple[Use | None, ...]
 """The stages after a move; None where limits forbid a stage."""
@@ -103,7 +106,7 @@ class SimulatedSearch:
     best: Estimate | None = None
     num_moved: int = 0  # plans whose moves were or are tried
     spare: int  # devices of the plans that may still be simulated
-    seen: set[tuple[Layout, int]] = field(default_factory=set)
+    seen: set[object] = field(default_factory=set)  # keys of the layouts, by `Moves.key`
     # Plans whose moves are not all tried: time, number of the plan, its moves
     waiting: list[tuple[float, int, Estimate, Iterator[tuple[Layout, int]]]] = field(
         default_factory=list
@@ -112,15 +115,17 @@ class SimulatedSearch:
     def run(self, starts: Sequence[Estimate]) -> list[Estimate]:
         """Return the fastest plan that moves reach from the fastest start, if it is faster."""
         for start in starts:
-            self.seen.add((layout_of(start.strategy), start.strategy.num_micro_batches))
+            self.seen.add(self.moves.key(layout_of(start.strategy)))
             self._wait(start)
         while self.waiting and self.spare > 0:
             _, _, plan, moves = self.waiting[0]
             moved = next(moves, None)
             if moved is None:
                 heappop(self.waiting)
-            elif moved not in self.seen:
-                self.seen.add(moved)
+                continue
+            key = self.moves.key(moved[0])
+            if key not in self.seen:
+                self.seen.add(key)
                 estimate = self._simulate(*moved, plan.strategy)
                 if estimate is not None:
                     self._wait(estimate)
@@ -169,6 +174,9 @@ class SimulatedSearch:
         if not plans:
             return None
         plan = min(plans, key=leader_order)
+        near_s = self.best.iteration_time_s * (1 + self.effort.near_climbed_fraction)
+        if plan.iteration_time_s > near_s:
+            return plan
         climbed = climb(model, plan, most_stages=self.effort.max_climbed_stages_of_moves)
         return climbed if self._counts(climbed) else plan
 
@@ -196,23 +204,38 @@ class Moves:
             and self.experiment.traits.partition != "even-blocks"
         )
 
+    def key(self, layout: Layout) -> object:
+        """Return a key that layouts share if they differ only in equal nodes and slots."""
+        place: dict[int, tuple[int, int]] = {}
+        held = [0] * len(self._kind_of_node)
+        key = []
+        for use in layout:
+            for device in use.devices:
+                node = self._node_of_device[device]
+                if node not in place:
+                    kind = self._kind_of_node[node]
+                    place[node] = kind, held[kind]
+                    held[kind] += 1
+                key.append(place[node])
+        return tuple(key), tuple((use.options, use.shares) for use in layout)
+
     def of(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
         """Yield the neighbours of a layout: their stages and numbers of micro-batches."""
         moves = (
-            self._device_moves,
+            self._resized,
             self._other_degrees,
+            self._device_moves,
             self._joined,
             self._split,
             self._reordered,
             self._reshared,
             self._with_other_options,
             self._exchanged,
-            self._resized,
         )
         batch = self.experiment.global_batch_size
         for changed in chain.from_iterable(move(layout) for move in moves):
             moved = tuple(use for use in changed if use is not None)
-            if len(moved) == len(changed) and self._within_limits(moved):
+            if moved and len(moved) == len(changed) and self._within_limits(moved):
                 yield moved, batch // sum(moved[0].shares)
 
     def _device_moves(self, layout: Layout) -> Iterator[Changed]:
@@ -226,7 +249,8 @@ class Moves:
         for source, use in enumerate(layout):
             for moved in self._parts(use.devices):
                 rest = [device for device in use.devices if device not in moved]
-                for smaller in self._refitted(use, rest) if rest else ():
+                # Without devices the stage ends
+                for smaller in self._refitted(use, rest) if rest else (END,):
                     yield _with(layout, {source: smaller})
                     for target, other in enumerate(layout):
                         if target != source:
@@ -429,6 +453,17 @@ class Moves:
         return self.experiment.cluster.node_of_device
 
     @cached_property
+    def _kind_of_node(self) -> tuple[int, ...]:
+        """Number of each node's kind; a node with a link of its own is a kind."""
+        cluster = self.experiment.cluster
+        linked = {node for pair in cluster.pair_links for node in pair}
+        number: dict[object, int] = {}
+        return tuple(
+            number.setdefault((node.kind, index if index in linked else -1), len(number))
+            for index, node in enumerate(cluster.nodes)
+        )
+
+    @cached_property
     def _types(self) -> tuple[int, ...]:
         return self.experiment.cluster.type_of_device
 
@@ -473,5 +508,6 @@ def strategy_of(layout: Layout, num_steps: int, bounds: Sequence[int]) -> Strate
 
 
 def _with(layout: Layout, changed: Mapping[int, Use | None]) -> Changed:
-    """Return the layout with some stages changed."""
-    return tuple(changed.get(index, use) for index, use in enumerate(layout))
+    """Return the layout with some stages changed or ended."""
+    uses = (changed.get(index, use) for index, use in enumerate(layout))
+    return tuple(use for use in uses if use is not END)
