@@ -403,11 +403,11 @@ class AmpRayPlanner:
 
     def _extra_plans(self, plans: Sequence[Estimate]) -> list[Estimate]:
         """Return the fastest plans made for similar clusters, and those that moves reach."""
-        others = list(plans_for_other_clusters(self, plans, self.effort))
+        levelled = list(plans_for_other_clusters(self, plans, self.effort))
         tps = self._space.device_groups.tps
-        moved = moved_plans(self.cost_model, tps, [*plans, *others], self.effort)
+        moved = moved_plans(self.cost_model, tps, [*plans, *levelled], self.effort)
         scored = (self.within_limits(self.score(plan.strategy)) for plan in moved)
-        return [*others, *(plan for plan in scored if isinstance(plan, Estimate))]
+        return [*levelled, *(plan for plan in scored if isinstance(plan, Estimate))]
 
     def on_cluster(self, cluster: Cluster) -> Self:
         """Return a planner for another cluster."""

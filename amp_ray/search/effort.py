@@ -114,7 +114,7 @@ class SearchEffort:
     """Plans whose cuts are moved in the end, fastest first."""
     max_climbed_stages_of_groups: int = 1_000
     """Stages simulated for each of these plans."""
-    max_moved_devices: int = 20_000
+    max_moved_devices: int = 12_000
     """Devices of all plans that a local search simulates, about one second."""
     devices_of_plan: int = 16
     """Devices for which simulating takes as long as all that does not depend on them."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from math import gcd
@@ -283,6 +283,25 @@ def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
         elif spares_some and kind in supported:
             settings.append(Recompute(kind=kind))
     return tuple(settings)
+
+
+def may_be_group(experiment: Experiment, options: StageOptions) -> bool:
+    """Return whether a stage with devices of its own may have these options."""
+    return options.zero in group_zero_choices(experiment) and options.cp == options.ep == 1
+
+
+def with_other_options(
+    experiment: Experiment, stages: Sequence[StageOptions]
+) -> Iterator[list[StageOptions]]:
+    """Yield options of stages with a choice that the file leaves open: of one stage, or of all."""
+    settings = recompute_choices(experiment) if experiment.recompute == AUTO else ()
+    for kind in dict.fromkeys(setting.whole for setting in settings):
+        changed = [replace(options, recompute=kind) for options in stages]
+        yield changed
+        for index, options in enumerate(changed):
+            yield [*stages[:index], options, *stages[index + 1 :]]
+    for zero in group_zero_choices(experiment):
+        yield [replace(options, zero=zero) for options in stages]
 
 
 def with_most_recompute(experiment: Experiment, candidate: Candidate) -> Candidate:

@@ -2,7 +2,7 @@
 
 The search of stage groups compares plans by a closed form, which is off where stages share network
 interfaces or wait for each other. This search simulates every plan instead. A move changes the
-devices, tp, samples, recompute or order of one or two stages, joins or splits stages, or changes
+devices, tp, samples, options or order of one or two stages, joins or splits stages, or changes
 the size of a micro-batch; then the cuts are chosen again.
 
 The next plan to move is always the fastest one whose moves have not all been tried. Every plan
@@ -28,9 +28,8 @@ from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
-from amp_ray.search.space import group_zero_choices, recompute_choices
+from amp_ray.search.space import may_be_group, with_other_options
 from amp_ray.strategies.candidate import ONE_RANK, StageOptions
-from amp_ray.strategies.recompute import AUTO, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy
 
 
@@ -199,8 +198,7 @@ class Moves:
         return (
             plan.feasible
             and not odd
-            and strategy.zero in group_zero_choices(self.experiment)
-            and all(stage.options.cp == stage.options.ep == 1 for stage in strategy.stages)
+            and all(may_be_group(self.experiment, stage.options) for stage in strategy.stages)
             and self.experiment.traits.partition != "even-blocks"
         )
 
@@ -310,16 +308,11 @@ class Moves:
                     yield _with(layout, {index: use._replace(shares=tuple(shares))})
 
     def _with_other_options(self, layout: Layout) -> Iterator[Changed]:
-        """Change the recompute of a stage or of all, or the ZeRO setting."""
-        for recompute in self._recomputes:
-            uses = [
-                use._replace(options=replace(use.options, recompute=recompute)) for use in layout
-            ]
-            yield tuple(uses)
-            for index, use in enumerate(uses):
-                yield _with(layout, {index: use})
-        for zero in group_zero_choices(self.experiment):
-            yield tuple(use._replace(options=replace(use.options, zero=zero)) for use in layout)
+        """Change options of stages that the file leaves open."""
+        for changed in with_other_options(self.experiment, [use.options for use in layout]):
+            yield tuple(
+                use._replace(options=options) for use, options in zip(layout, changed, strict=True)
+            )
 
     def _exchanged(self, layout: Layout) -> Iterator[Changed]:
         """Exchange devices of two nodes between two stages."""
@@ -434,7 +427,6 @@ class Moves:
             and all(
                 experiment.traits.why_no_grid(use.options.tp, num_stages) is None for use in layout
             )
-            and experiment.traits.why_no_zero(layout[0].options.zero, num_stages) is None
         )
 
     def _allows(self, shares: Iterable[int]) -> bool:
@@ -466,13 +458,6 @@ class Moves:
     @cached_property
     def _types(self) -> tuple[int, ...]:
         return self.experiment.cluster.type_of_device
-
-    @cached_property
-    def _recomputes(self) -> tuple[Recompute, ...]:
-        """Kinds of recompute that a stage may have."""
-        if self.experiment.recompute != AUTO:
-            return ()
-        return tuple(dict.fromkeys(way.whole for way in recompute_choices(self.experiment)))
 
 
 def layout_of(strategy: Strategy) -> Layout:
