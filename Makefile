@@ -102,6 +102,10 @@ bench: $(CORE)  ## Print the table of speed and memory
 closed-loop: $(DEMO)  ## Profile this machine, plan from that, run the best five: predicted against measured
 	$(VENV)/bin/python experiments/profile_to_trials.py
 
+.PHONY: reference
+reference: $(CORE)  ## Write the parts of the documents that are made from the code into their pages
+	@$(VENV)/bin/python docs/reference.py
+
 .PHONY: docs
 docs: venv  ## Build the documents as a site that opens from disk: site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict

@@ -18,7 +18,7 @@ NEEDS: Final = {
     "amp_ray/training": ("torch", "deepspeed"),
     "tests/hosts/test_ray_nodes.py": ("ray",),
     "tests/hosts/test_ray_up.py": ("ray",),
-    "tests/integration/docs": ("material", "mkdocs_click", "mkdocstrings"),
+    "tests/integration/docs": ("material",),
     "tests/integration/profiling": ("torch", "deepspeed"),
     "tests/integration/ray": ("ray",),
     "tests/integration/training": ("torch", "deepspeed"),

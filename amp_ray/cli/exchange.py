@@ -26,8 +26,9 @@ from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.configs import accelerate_config, nanotron_config
 from amp_ray.exports.megatron import bridge_overrides, megatron_script
-from amp_ray.exports.our_program import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.exports.our_program import deepspeed_folder
 from amp_ray.exports.rows import csv_table, optuna_script
+from amp_ray.exports.schedulers import ray_script, slurm_folder
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.exports.trace import trace
 from amp_ray.inputs.experiment import Experiment
@@ -115,13 +116,15 @@ def export(
     study = read_study(experiment_path, changes) if experiment_path.is_dir() else None
     source = study or api.load(experiment_path, changes=changes)
     if target in {*_OF_ONE, *guests.STRATEGY_EXPORTS, _TRACE}:
-        chosen = _chosen(source, strategies_path, position, cost_model)
+        chosen = replace(
+            _chosen(source, strategies_path, position, cost_model), file=_file_name(output)
+        )
         if hostfile_path is not None:
             chosen = replace(chosen, experiment=_named(experiment_path, changes, hostfile_path))
         where = chosen.experiment.where("profile" if target in guests.STRATEGY_EXPORTS else "")
         with placed(where, ValueError):
             files = _trace(chosen, study) if target == _TRACE else _writer(target)(chosen)
-        _write(files, output, chosen.title)
+        _write(files, output, chosen.title, is_folder=target in _FOLDERS)
         return SUCCESS
     if position is not None or strategies_path is not None:
         message = f"--to {target} writes no single strategy: leave --position and --strategies out"
@@ -132,7 +135,7 @@ def export(
             experiment = _named(experiment_path, changes, hostfile_path)
         make = guests.load(guests.EXPERIMENT_EXPORTS[target], f"--to {target}")
         files, title = make(experiment)
-        _write(files, output, title)
+        _write(files, output, title, is_folder=target in _FOLDERS)
     elif hostfile_path is not None:
         raise InputError(f"--to {target} tells no program its hosts: leave --hostfile out")
     else:
@@ -212,18 +215,24 @@ def _export_all(
         name, rows = source.name, plan.records()
         if target == "optuna":
             rows = rows[: len(plan.feasible)]
-    files = csv_table(rows) if target == "csv" else optuna_script(name, rows)
+    file = _file_name(output)
+    files = csv_table(rows) if target == "csv" else optuna_script(name, rows, file)
     _write(files, output, f"{name}: {counted(len(rows), 'strategy', 'strategies')}")
 
 
-def _write(export: Export, output: Path | None, title: str) -> None:
+def _file_name(output: Path | None) -> str:
+    """Return the name of the file to write; empty for standard output."""
+    return "" if output is None or str(output) == STDOUT else output.name
+
+
+def _write(export: Export, output: Path | None, title: str, *, is_folder: bool = False) -> None:
     """Write a file or a folder, and the notes to stderr."""
     for note in export.notes:
         click.echo(f"amp-ray: {note}", err=True)
     if output is None or str(output) == STDOUT:
         click.echo(next(iter(export.files.values())), nl=False)
         return
-    if len(export.files) == 1:
+    if not is_folder:
         write_output(output, *export.files.values(), is_new=True)
     else:
         _make_empty(output)

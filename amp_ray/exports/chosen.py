@@ -1,7 +1,8 @@
 """A strategy as flat settings for export; unsupported settings are refused by name."""
 
+import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ class Chosen:
     experiment: Experiment
     strategy: Strategy
     predicted_s: float | None = None  # seconds per iteration; None without an estimate
+    file: str = ""  # name of the file to write; empty for a folder or standard output
 
     @property
     def title(self) -> str:
@@ -36,6 +38,27 @@ class Chosen:
         time = "" if self.predicted_s is None else f", {self.predicted_s:.4g} s predicted"
         size = f"micro-batch size {strategy.micro_batch_size}"
         return f"{self.experiment.name}: {degrees}, {size}{time}"
+
+    def file_word(self, usual: str) -> str:
+        """Return the name of the file to write, quoted for a shell; ``usual`` if it has none."""
+        return shlex.quote(self.file or usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A training program of which every rank is a process.
+
+    Whoever starts it sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """
+
+    words: tuple[str, ...]  # arguments of the interpreter: the script, or ``-m`` and the module
+    head: str  # lines for people, at the top of a script
+    # Variable with the folder of the script; empty for a module, and for one in the current folder
+    home: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)  # text by name, in the current folder
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment of every rank
+    notes: tuple[str, ...] = ()  # steps left to the user
+    result: str = ""  # JSON file that rank 0 leaves in the current folder; empty for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

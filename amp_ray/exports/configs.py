@@ -23,6 +23,10 @@ _OPTIMIZER: Final = {
 }
 """Settings that nanotron requires and a strategy does not contain."""
 
+_FSDP2: Final = "fsdp2"  # runtime whose plans use Accelerate's FSDP plugin
+_SETTINGS: Final = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
+_FSDP_SETTINGS: Final = (*_SETTINGS[:4], "zero_stage", "shard_ranks", "keeps_weights")
+
 _ACCELERATE_PRECISION: Final = {"fp32": "no"}
 
 
@@ -47,8 +51,9 @@ def nanotron_config(chosen: Chosen) -> Export:
         "steps, learning rate, tokenizer and data are placeholders: set them",
         *host_notes(chosen, "nanotron"),
     )
+    use = f"nanotron 0.4: run_train.py --config-file {chosen.file_word('nanotron.yaml')}"
     return Export(
-        files={"nanotron.yaml": _yaml(chosen, "nanotron 0.4", _nanotron(chosen, settings), notes)},
+        files={"nanotron.yaml": _yaml(chosen, use, _nanotron(chosen, settings), notes)},
         notes=notes,
     )
 
@@ -100,20 +105,20 @@ def accelerate_config(chosen: Chosen) -> Export:
     """Return a configuration for ``accelerate launch --config_file``.
 
     Pure data parallelism uses Accelerate itself, with its DeepSpeed plugin for ZeRO; tp and pp use
-    its Megatron-LM plugin.
+    its Megatron-LM plugin. Plans of runtime fsdp2 use its FSDP plugin, version 2.
 
     Raises:
         ValueError: If Accelerate cannot express the strategy, or would start other ranks on a host.
     """
-    dimensions = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
-    settings = settings_of(chosen, "Accelerate", dimensions)
+    is_fsdp = chosen.experiment.traits.name == _FSDP2
+    settings = settings_of(chosen, "Accelerate", _FSDP_SETTINGS if is_fsdp else _SETTINGS)
     places = places_of(chosen)
     check_host_by_host(places, "Accelerate")
     hosts = slots_by_host(places)
     if len({len(slots) for slots in hosts.values()}) > 1:
         raise ValueError("Accelerate starts as many processes on every host; here they differ")
     precision = settings["precision"]
-    plugin, notes = _plugin(chosen, settings)
+    plugin, notes = _fsdp_plugin(chosen, settings) if is_fsdp else _plugin(chosen, settings)
     record = {
         "compute_environment": "LOCAL_MACHINE",
         **plugin,
@@ -129,8 +134,51 @@ def accelerate_config(chosen: Chosen) -> Export:
     }
     if len(hosts) > 1:
         notes = (*notes, f"on host i add --machine_rank i: {', '.join(hosts)}")
-    text = _yaml(chosen, "Accelerate 1.x", record, notes)
+    use = f"Accelerate 1.x: accelerate launch --config_file {chosen.file_word('accelerate.yaml')}"
+    text = _yaml(chosen, use, record, notes)
     return Export(files={"accelerate.yaml": text}, notes=notes)
+
+
+def _fsdp_plugin(
+    chosen: Chosen, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the FSDP plugin, version 2, with tensor parallelism beside it.
+
+    The keys are those of Accelerate 1.15: its guides "FSDP1 vs FSDP2" and "Fully Sharded Data
+    Parallel", and ``ParallelismConfig``, which refuses a mesh without a dimension to shard over.
+    """
+    tp, dp, recompute = settings["tp"], settings["dp"], settings["recompute"]
+    shards = chosen.strategy.zero.shards(dp)
+    if settings["pp"] > 1:
+        raise ValueError("Accelerate's FSDP plugin has no pipeline: plan with search.max_pp=1")
+    if recompute.kind == "selective" or recompute.layers:
+        message = f"Accelerate's FSDP plugin recomputes all blocks or none, not {recompute}"
+        raise ValueError(message)
+    if shards == 1:
+        message = f"Accelerate's FSDP plugin shards over at least 2 ranks; here dp is {dp}"
+        raise ValueError(message)
+    plugin: dict[str, Any] = {
+        "distributed_type": "FSDP",
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": not settings["keeps_weights"],
+            "fsdp_activation_checkpointing": recompute.kind == "full",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_offload_params": False,
+        },
+    }
+    if tp > 1 or shards < dp:
+        sizes = {"dp_replicate": dp // shards, "dp_shard": shards, "tp": tp}
+        plugin["parallelism_config"] = {
+            f"parallelism_config_{name}_size": size for name, size in sizes.items()
+        }
+    notes = (
+        f"per_device_train_batch_size of your script is {settings['micro_batch_size']}",
+        f"gradient_accumulation_steps of your Accelerator is {settings['num_micro_batches']}",
+    )
+    with_tp = f"for tp {tp} load the model with tp_plan='auto' (Transformers), Accelerate 1.10 on"
+    return plugin, (*notes, with_tp) if tp > 1 else notes
 
 
 def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

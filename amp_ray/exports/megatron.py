@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from amp_ray.errors import shown
-from amp_ray.exports.chosen import Chosen, Export, check_family, settings_of
+from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import END, header, host_notes, torchrun_script, words_by_line
 from amp_ray.models.model import Model, ModelShape
 from amp_ray.strategies.recompute import parse_recompute
@@ -22,6 +22,8 @@ _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks"),
 )
+_VERSION: Final = "For Megatron-LM with megatron-core 0.16"
+_SCRIPT: Final = "pretrain_gpt.py"
 _FAMILIES: Final = ("gpt2", "llama")
 
 _MODEL: Final = {
@@ -73,21 +75,72 @@ _PLACES: Final = {
 """Overrides by flag, if not ``model.`` and the flag's name; empty if another key has the value."""
 
 
+_RECIPE_SETS: Final = {
+    "model.context_parallel_size": "1",
+    "model.sequence_parallel": "false",
+    "model.virtual_pipeline_model_parallel_size": "null",
+    "model.account_for_embedding_in_pipeline_split": "false",
+    "model.account_for_loss_in_pipeline_split": "false",
+}
+_NO_SHARDS: Final = dict.fromkeys(
+    (
+        "ddp.use_distributed_optimizer",
+        "optimizer.use_distributed_optimizer",
+        "ddp.overlap_param_gather",
+    ),
+    "false",
+)
+"""Values without flags in Megatron-LM, for keys that recipes set to others; without ZeRO these."""
+
+_RECIPE_FIGURES: Final = (
+    *("num_layers", "hidden_size", "num_heads", "num_key_value_heads", "feed_forward_size"),
+    "vocab_size",
+)
+_RECIPES: Final[Mapping[tuple[int, ...], str]] = {
+    (32, 4096, 32, 32, 11008, 32000): "llama2_7b_pretrain_config",
+    (32, 4096, 32, 8, 14336, 128256): "llama3_8b_pretrain_config",
+    (80, 8192, 64, 8, 28672, 128256): "llama3_70b_pretrain_config",
+    (126, 16384, 128, 8, 53248, 128256): "llama31_405b_pretrain_config",
+    (16, 2048, 32, 8, 8192, 128256): "llama32_1b_pretrain_config",
+    (28, 3072, 24, 8, 8192, 128256): "llama32_3b_pretrain_config",
+}
+"""Functions of megatron/bridge/recipes/llama, by the figures of the model that they train."""
+
+
 def megatron_script(chosen: Chosen) -> Export:
     """Return a script that starts Megatron-LM's ``pretrain_gpt.py``.
 
     Raises:
         ValueError: If Megatron cannot express the strategy, or does not train the model.
     """
+    program = megatron_program(chosen)
+    where = f"{_VERSION}; run it where {_SCRIPT} is."
+    text = torchrun_script(chosen, program, "megatron.sh", where, *program.notes)
+    return Export(files={"megatron.sh": text}, notes=program.notes)
+
+
+def megatron_program(chosen: Chosen) -> Program:
+    """Return Megatron-LM's ``pretrain_gpt.py`` with the flags of a strategy and its model.
+
+    Raises:
+        ValueError: If Megatron cannot express the strategy, or does not train the model.
+    """
     flags, notes = _flags(chosen)
-    notes = (*notes, "data, tokenizer and learning rate are yours: add their flags behind the file")
-    text = torchrun_script(
-        chosen,
-        ("pretrain_gpt.py", *flags),
-        "For Megatron-LM with megatron-core 0.16; run it where pretrain_gpt.py is.",
-        *notes,
+    options = chosen.strategy.options
+    # "Here we rely on CUDA_DEVICE_MAX_CONNECTIONS=1" (core/tensor_parallel/layers.py of 0.16);
+    # Megatron's FSDP wants more than one connection.
+    is_ordered = options is not None and options.tp * options.cp > 1
+    is_ordered &= chosen.strategy.zero.stage <= 1
+    return Program(
+        words=(_SCRIPT, *flags),
+        home="MEGATRON_LM",
+        variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_ordered else {},
+        head=f"{_VERSION}.",
+        notes=(
+            *notes,
+            "data, tokenizer and learning rate are yours: add their flags behind the file",
+        ),
     )
-    return Export(files={"megatron.sh": text}, notes=notes)
 
 
 def bridge_overrides(chosen: Chosen) -> Export:
@@ -100,12 +153,22 @@ def bridge_overrides(chosen: Chosen) -> Export:
     if "--fp8-format" in flags:
         message = "Megatron-Bridge has several recipes of fp8: plan with bf16, and choose one there"
         raise ValueError(message)
-    words = [f"{key}={_override(value)}" for key, value in _overrides(chosen, flags)]
-    recipe = "the recipe has to be one of this model: set RECIPE to its script"
+    defaults = _RECIPE_SETS if chosen.strategy.zero.stage else {**_RECIPE_SETS, **_NO_SHARDS}
+    overrides = {**defaults, **dict(_overrides(chosen, flags))}
+    words = [f"{key}={_override(value)}" for key, value in overrides.items()]
+    shape = chosen.experiment.model.shape
+    named = _RECIPES.get(tuple(getattr(shape, figure) for figure in _RECIPE_FIGURES))
+    recipe = (
+        "the recipe has to be one of this model: set RECIPE to its script"
+        if named is None or shape.family != "llama"
+        else f"megatron.bridge.recipes.llama.{named} has a model of these sizes: set RECIPE to a "
+        "script that trains by it"
+    )
     notes = (*notes, recipe, *host_notes(chosen, "Megatron-Bridge"))
     head = header(
         chosen,
-        "For Megatron-Bridge 0.3.1: overrides; start it by torchrun or srun on every host.",
+        "For Megatron-Bridge 0.3.1: overrides. Start it once per rank, by srun or by torchrun:",
+        f"torchrun ... --no-python bash {chosen.file_word('megatron-bridge.sh')} [more overrides]",
         *notes,
     )
     start = f'exec python "${{RECIPE:?the script of a recipe}}"{END}{words_by_line(words)}\n'

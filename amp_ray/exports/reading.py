@@ -29,6 +29,27 @@ _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 
 _ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: hosts, and slots of each
 
+_DS_CONFIG: Final = re.compile(
+    r'^\s*\{.*"(zero_optimization|gradient_accumulation_steps)"\s*:', re.DOTALL
+)
+
+_NO_FLAGS: Final = (
+    "no flags of Megatron-LM or torchtitan found, such as --tensor-model-parallel-size or "
+    "--parallelism.tensor_parallel_degree; a list of strategies is CSV or JSON"
+)
+_NO_YAML: Final = (
+    "no strategy is read from YAML; expected CSV, JSON, a script with flags of Megatron-LM or "
+    "torchtitan, torchtitan's TOML or DeepSpeed's JSON"
+)
+_LACKS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("sh", "bash", "slurm", "sbatch"), _NO_FLAGS),
+    **dict.fromkeys(("yaml", "yml"), _NO_YAML),
+    "py": "no PARALLELISM = {...} found, as amp-ray export --to torchtitan writes it",
+    "toml": "no [parallelism] found, torchtitan's section",
+    "ds_config": "no train_batch_size or train_micro_batch_size_per_gpu found for DeepSpeed",
+}
+"""Messages for files from which no strategy can be read, by the ending of their names."""
+
 _MOST_CHARACTERS: Final = 2**18  # most characters of a script or a configuration
 _MOST_WRITTEN_OUT: Final = 2**20  # most characters of a script's words, variables replaced
 _SLOTS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
@@ -59,10 +80,15 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
     torchtitan's configurations.
 
     Raises:
-        InputError: If the text contradicts the experiment.
+        InputError: If the text contradicts the experiment, or the file's name ends like that of a
+            script or a configuration without settings that are read.
     """
     read = _reader(text, file)
     if read is None:
+        kind = "sh" if text.startswith("#!") else file.rpartition(".")[2].lower()
+        kind = "ds_config" if _DS_CONFIG.search(text) else kind
+        if kind in _LACKS:
+            raise InputError(_LACKS[kind], where=Where(file=file))
         return None
     if len(text) > _MOST_CHARACTERS:
         message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"

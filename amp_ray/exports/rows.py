@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ from amp_ray.exports.chosen import Export
 from amp_ray.exports.scripts import python_comment
 
 _PARAMS: Final = ("tp", "pp", "dp", "micro_batch_size", "recompute", "bounds")
+
+_OPTUNA_FILE: Final = "optuna_study.py"
 
 _OPTUNA: Final = '''
 import json
@@ -64,12 +67,13 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> Export:
     return Export(files={"strategies.csv": text.getvalue()})
 
 
-def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
+def optuna_script(name: str, rows: Sequence[Mapping[str, Any]], file: str = "") -> Export:
     """Return a program that adds strategies to an Optuna study; ``*`` marks stages that differ.
 
     Args:
         name: Name of the study.
         rows: Flat rows, best first, with ``measured_s`` if a strategy has run.
+        file: Name of the file to write; empty for standard output.
     """
     kept = [
         {
@@ -82,11 +86,12 @@ def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
     ]
     head = (
         f"{name}: strategies for Optuna 3 or newer.\n"
-        "python THIS-FILE [STORAGE]; or import fill() and give it your study.\n"
+        f"python {shlex.quote(file or _OPTUNA_FILE)} [STORAGE]; "
+        "or import fill() and give it your study.\n"
         "An objective suggests every name of PARAMS by suggest_categorical(name, choices[name])."
     )
     text = python_comment(head) + _OPTUNA.format(
         rows=repr(json.dumps(kept)), params=repr(_PARAMS), name=repr(name)
     )
     notes = ("what is no parameter here (placement, stages that differ) is not in it",)
-    return Export(files={"optuna_study.py": text}, notes=notes)
+    return Export(files={_OPTUNA_FILE: text}, notes=notes)

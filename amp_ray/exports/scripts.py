@@ -7,9 +7,10 @@ from typing import Final
 
 from amp_ray.clusters.device import is_cpu
 from amp_ray.errors import printable
-from amp_ray.exports.chosen import Chosen
+from amp_ray.exports.chosen import Chosen, Program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.hostfile import parse_target
+from amp_ray.redaction import NOT_KEPT, without_secrets
 from amp_ray.trials.launch import Place, placement, slots_by_host
 
 END: Final = " \\\n  "  # between two lines of a command
@@ -63,6 +64,16 @@ def exports(variables: Mapping[str, str]) -> str:
     """Return a line that sets variables, whose names were checked when the file was read."""
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return f"export {' '.join(words)}\n" if words else ""
+
+
+def without_secret_variables(
+    variables: Mapping[str, str],
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return variables without likely secrets, and a note that names those left out."""
+    kept = without_secrets(variables)
+    secret = [name for name, text in kept.items() if NOT_KEPT in text]
+    note = (f"not written, since it looks secret: {', '.join(secret)}",) if secret else ()
+    return {name: variables[name] for name in variables if name not in secret}, note
 
 
 def array(name: str, words: Iterable[str]) -> str:
@@ -125,6 +136,17 @@ def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
             )
 
 
+def check_ascending(
+    hosts: Mapping[str, Sequence[int]], launcher: str, *, from_zero: bool = False
+) -> None:
+    """Refuse slots of a host in an order that the launcher would not keep."""
+    for host, slots in hosts.items():
+        expected = list(range(len(slots))) if from_zero else sorted(slots)
+        if list(slots) != expected:
+            message = f"{launcher} takes slots {expected} of {host} in turn, not {list(slots)}"
+            raise ValueError(message)
+
+
 def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
     """Describe the order of hosts and slots, for a program without such a setting.
 
@@ -149,12 +171,13 @@ def header(chosen: Chosen, *lines: str) -> str:
     return f"#!/usr/bin/env bash\n{comment(text)}set -euo pipefail\n"
 
 
-def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:
+def torchrun_script(chosen: Chosen, program: Program, name: str, *lines: str) -> str:
     """Return a script that starts a program with ``torchrun``: once per node, with NODE_RANK.
 
     Args:
         chosen: The strategy, with its hosts.
-        program: Words of the program, from the script or ``-m`` on.
+        program: The program, in the folder where the script is started.
+        name: Usual name of the script.
         lines: Comments for the head of the script.
 
     Raises:
@@ -167,11 +190,13 @@ def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:
     devices = array("DEVICES", (",".join(map(str, slots)) for slots in hosts.values()))
     visible = "" if runs_on_cpu(chosen) else 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
     return (
-        header(chosen, *lines, "On host i: NODE_RANK=i bash THIS-FILE [more flags]")
+        header(chosen, *lines, f"On host i: NODE_RANK=i bash {chosen.file_word(name)} [more flags]")
+        + exports(program.variables)
         + f"{master_address(hosts)}{sizes}{devices}node=${{NODE_RANK:-0}}\n"
         + visible
         + 'exec torchrun --nnodes "${#HOSTS[@]}" --node-rank "$node" \\\n'
         '  --nproc-per-node "${RANKS[$node]}" \\\n'
         '  --master-addr "$MASTER_ADDR" '
-        f'--master-port "${{MASTER_PORT:-{PORT}}}" \\\n' + f"  {command(program, tail=MORE)}\n"
+        f'--master-port "${{MASTER_PORT:-{PORT}}}" \\\n'
+        + f"  {command(program.words, tail=MORE)}\n"
     )

@@ -5,13 +5,14 @@ of torchtitan's classes of these names; model and data come from one of torchtit
 """
 
 import json
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pprint import pformat
 from typing import Any, Final
 
 from amp_ray.errors import shown
-from amp_ray.exports.chosen import Chosen, Export, check_family, settings_of
+from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import host_notes, python_comment
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Layer, Model
@@ -37,6 +38,8 @@ _FSDP: Final = 3  # ZeRO stage of FSDP
 _MOST: Final = 10**9  # largest count; larger ones are mistakes
 
 _PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
+
+_MODULE_FILE: Final = re.compile(r"[A-Za-z_]\w*\.py", re.ASCII)
 
 _MODULES: Final = {"embedding": "tok_embeddings", "norm": "norm", "head": "lm_head"}
 
@@ -65,12 +68,47 @@ def planned():
 '''
 
 
+_VERSION: Final = "For torchtitan 0.3.0"
+_FILE: Final = "amp_ray_titan.py"  # the usual name; torchtitan imports the file by its stem
+
+
 def titan_config(chosen: Chosen) -> Export:
     """Return a configuration for ``torchrun -m torchtitan.train --module FILE --config planned``.
 
     Raises:
         ValueError: If torchtitan cannot express the strategy.
     """
+    file = chosen.file if _MODULE_FILE.fullmatch(chosen.file) else _FILE
+    body, notes = _configuration(chosen)
+    notes = (*notes, *host_notes(chosen, "torchtitan"))
+    head = (
+        chosen.title,
+        f"{_VERSION}, as {file} in the current folder, on every host:",
+        f"torchrun ... {' '.join(_words(file))}",
+        *notes,
+    )
+    return Export(files={_FILE: python_comment("\n".join(head)) + body}, notes=notes)
+
+
+def titan_program(chosen: Chosen) -> Program:
+    """Return torchtitan's trainer with the strategy's configuration as a file.
+
+    Raises:
+        ValueError: If torchtitan cannot express the strategy.
+    """
+    body, notes = _configuration(chosen)
+    text = python_comment("\n".join((chosen.title, f"{_VERSION}.", *notes))) + body
+    return Program(words=_words(_FILE), files={_FILE: text}, head=f"{_VERSION}.", notes=notes)
+
+
+def _words(file: str) -> tuple[str, ...]:
+    """Return the arguments of the interpreter that train by a configuration file."""
+    module = file.removesuffix(".py")
+    return ("-m", "torchtitan.train", "--module", module, "--config", "planned")
+
+
+def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
+    """Return the code of a configuration, and notes on it."""
     check_family(chosen, "torchtitan", ("llama",))
     settings = settings_of(chosen, "torchtitan", _SETTINGS)
     if settings["zero_stage"] not in {0, _FSDP}:
@@ -88,22 +126,15 @@ def titan_config(chosen: Chosen) -> Export:
     notes = ["BASE gives model, data and optimizer"]
     if base == _OTHER_MODEL:
         notes = [f"no configuration of torchtitan has this model: set BASE, which is {base}"]
-    notes += host_notes(chosen, "torchtitan")
     if settings["recompute"].kind == "selective":
         notes.append("torchtitan's selective recompute chooses operators by its own rule")
-    head = (
-        chosen.title,
-        "For torchtitan 0.3.0, in the current folder, on every host:",
-        "torchrun ... -m torchtitan.train --module amp_ray_titan --config planned",
-        *notes,
-    )
-    text = python_comment("\n".join(head)) + _BODY.format(
+    code = _BODY.format(
         base=json.dumps(base),
         parallelism=pformat(_parallelism(chosen, settings), sort_dicts=False, width=96),
         training=pformat(_training(settings), sort_dicts=False),
         recompute=json.dumps(settings["recompute"].kind),
     )
-    return Export(files={"amp_ray_titan.py": text}, notes=tuple(notes))
+    return code, tuple(notes)
 
 
 def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,10 +107,12 @@ class SearchLimits:
     measurements of whole sequences."""
     slice_granularity: Count | None = None
     """Slices begin at multiples of this number of tokens. Default: a 32nd of a sequence."""
-    per_operator: Flag = False
+    per_operator: Flag | None = None
     """Whether operators of one stage may differ in tp, dp and algorithm. The search then also tries
     mixes that are fastest for some price of memory, besides stages that use all operators alike;
-    with `space: operator` and a profile of operators. The bound then covers the stages tried."""
+    with `space: operator` and a profile of operators. The bound also covers mixes that are not
+    tried. Default: false, but with `--cost-model aceso-2024` true if the profile measures two
+    algorithms."""
     virtual_stages: Ascending | None = None
     """Chunks per stage to try: above 1 the schedule is interleaved 1F1B, for runtimes that support
     it (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without
@@ -142,7 +144,7 @@ class SearchLimits:
             ),
             (
                 "per_operator",
-                self.per_operator and self.space != "operator",
+                bool(self.per_operator) and self.space != "operator",
                 f"operators are planned in space operator; {other}",
             ),
             ("virtual_stages", True, traits.why_no_chunks(chunks[-1])),

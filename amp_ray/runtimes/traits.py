@@ -36,8 +36,8 @@ class RuntimeTraits:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    name: str
-    description: str
+    name: str  # the value of ``runtime`` in an experiment file
+    description: str  # which program it is, in a sentence
     # List of layers that the runtime trains; ``bounds`` count its entries
     layer_list: LayerList = "runtime"
     # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks

@@ -51,6 +51,14 @@ def test_equal_stages_get_the_best_of_all_slices(kind: str, *, capped: bool) -> 
     check()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_slices_of_unequal_stages_are_proven_in_few_steps(seed: int) -> None:
+    tables = random_tables(np.random.default_rng(seed), "smooth", 2, 5)
+    solution = solve_unequal(tables, (1.0, 2.0, 4.0), most_steps=200)
+    assert isinstance(solution, SliceSolution)
+    assert solution.lower_bound_s == solution.value_s
+
+
 @pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_unequal_stages_get_the_best_of_all_slices_in_any_order(kind: str, *, capped: bool) -> None:

@@ -49,7 +49,14 @@ _BOTTLENECK_LENGTH: Final = 8  # operators of one bottleneck of a ResNet
 
 _BLOCK_NAME: Final = re.compile(r"(?P<group>.*?)[-._]?\d*[-._]?downsample")
 
-_MASK_SHARE: Final = 1.5  # attention's dropout keeps its output and a mask of half that size
+_SHARES: Final[Mapping[str, float]] = {
+    "enc-attention-dropout": 1.5,
+    "enc-attention-softmax": 0.0,
+    "bn1": 0.0,
+}
+"""Share of an operator's activations that Aceso's memory model counts, if it is not 1.
+
+T5's decoder has operators such as ``dec-attention-dropout-1``; they count as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,10 +159,7 @@ def _kept_shares(names: Sequence[str]) -> list[float]:
 
 def _kept_share(name: str, *, is_first: bool) -> float:
     """Return one operator's share; 0 for a downsampling that is not the first of its group."""
-    if "attention-dropout" in name and "post" not in name:
-        return _MASK_SHARE
-    shares_buffer = "attention-softmax" in name or name == "bn1" or name.endswith("-bn3")
-    return 0.0 if shares_buffer or not is_first else 1.0
+    return 0.0 if name.endswith("-bn3") or not is_first else _SHARES.get(name, 1.0)
 
 
 NUM_ALGORITHMS: Final = 2

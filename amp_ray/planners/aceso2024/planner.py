@@ -85,6 +85,16 @@ class AcesoSetting:
             if self.global_batch_size % size == 0 and (asked is None or size in asked)
         )
 
+    @property
+    def mixes_operators(self) -> bool:
+        """Whether operators of a stage may differ; T5 has no prices of their exchanges.
+
+        By default they may where two algorithms were measured.
+        """
+        asked, profile = self.limits.per_operator, self.profile
+        wanted = len(profile.algorithms) > 1 if asked is None else asked
+        return wanted and profile.family != "t5"
+
     def allows(self, tp: int, dp: int) -> bool:
         """Return whether a stage may have these degrees."""
         limits = self.limits
@@ -195,7 +205,7 @@ def operator_problem(
 def offered(
     setting: AcesoSetting, options: tuple[StageOption, ...], problem: OperatorProblem
 ) -> tuple[IntArray, OperatorProblem]:
-    """Add options with operators that differ in tp, dp and algorithm, if the limits request them.
+    """Add options with operators that differ in tp, dp and algorithm, if the setting has them.
 
     The published planner computes what a stage sends at the tp of the stage's first operator, so a
     mix of options is one option for each tp at which a stage may begin. T5 has no prices for mixes.
@@ -204,7 +214,7 @@ def offered(
         The option of each operator under each option of the problem, and the extended problem.
     """
     profile, number = setting.profile, len(options)
-    if not setting.limits.per_operator or profile.family == "t5":
+    if not setting.mixes_operators:
         return alike_rows(problem), problem
     inputs = _stacked([option.table for option in options], "input_bytes")
     operators = np.arange(profile.num_operators)

@@ -15,7 +15,7 @@ from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Section, is_section, keys_of
 from amp_ray.runtimes.traits import RUNTIMES
-from support.browser import drawn, needs_browser
+from support.browser import drawn, needs_browser, opened
 
 LIMIT_S = 600
 
@@ -75,9 +75,59 @@ def test_search_answers_from_disk(site: Path, tmp_path: Path) -> None:
     assert "formats.html?h=reshard_after_forward#strategies" in results
 
 
-def test_what_is_not_there_stops_the_build(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
+CONTRASTS = """
+(() => {
+  document.head.append(Object.assign(document.createElement("style"), {
+    textContent: "* {transition: none !important}"}));
+  const parse = (text) => [...text.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
+  const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3]));
+  const channel = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const behind = (node) => {
+    if (!node) return [255, 255, 255];
+    const colour = parse(getComputedStyle(node).backgroundColor);
+    return colour[3] === 1 ? colour : over(colour, behind(node.parentElement));
+  };
+  const least = {};
+  for (const node of document.querySelectorAll("body *")) {
+    const has_text = [...node.childNodes].some((part) => part.nodeType === 3 && part.data.trim());
+    const is_hidden = !node.checkVisibility({opacityProperty: true, visibilityProperty: true});
+    if (!has_text || is_hidden || node.closest("script, style, noscript")) continue;
+    const back = behind(node), ink = over(parse(getComputedStyle(node).color), back);
+    const [low, high] = [light(ink), light(back)].sort((a, b) => a - b);
+    const name = `${node.tagName} ${node.className}`;
+    least[name] = Math.min((high + 0.05) / (low + 0.05), least[name] ?? 99);
+  }
+  return least;
+})()
+"""
+"""Script that returns the least contrast of visible text and background, by element and class."""
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_and_commands_of_the_front_page_are_whole(
+    site: Path, tmp_path: Path, scheme: str
 ) -> None:
+    for name in ("index", "api", "experiment-file"):
+        with opened((site / f"{name}.html").as_uri(), tmp_path / name, scheme) as page:
+            contrasts = page.value(CONTRASTS)
+            assert len(contrasts) > 10
+            poor = {node: ratio for node, ratio in contrasts.items() if ratio < 4.5}
+            assert poor == {}, name
+            if name == "index":
+                page.call(
+                    "Emulation.setDeviceMetricsOverride",
+                    width=360,
+                    height=800,
+                    deviceScaleFactor=1,
+                    mobile=True,
+                )
+                codes = "[...document.querySelectorAll('pre > code')]"
+                assert page.value(f"{codes}.map(x => x.scrollWidth - x.clientWidth)") == [0, 0]
+
+
+def test_what_is_not_there_stops_the_build(repository: Path) -> None:
     hooks = ModuleType("hooks")
     hooks.__file__ = str(repository / "docs" / "hooks.py")
     exec(Path(hooks.__file__).read_text(encoding="utf-8"), vars(hooks))  # noqa: S102 - our own
@@ -86,9 +136,3 @@ def test_what_is_not_there_stops_the_build(
     assert link == "steps (`CONTRIBUTING.md`)"
     with pytest.raises(PluginError, match=r"faq\.md: there is no \.\./gone\.md"):
         hooks.on_page_markdown("[gone](../gone.md)", page, None, None)
-    line = "::: keys NodeSection"
-    table = hooks.on_page_markdown(line, page, None, None)
-    assert "| `slots` | count | needed | Devices per node" in table
-    monkeypatch.setattr(hooks, "_texts", lambda _: {"slots": "Devices."})
-    with pytest.raises(PluginError, match="NodeSection: no text below count, device"):
-        hooks.on_page_markdown(line, page, None, None)

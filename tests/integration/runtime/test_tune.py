@@ -95,8 +95,13 @@ def test_a_script_proves_its_plan_by_trials_and_their_table_answers_the_next_stu
     again = place.run("-m", "amp_ray", *words, *options)
     assert again.returncode == 0, again.stderr
     replayed = json.loads(again.stdout)
-    assert replayed["best"]["strategy"] == result["best"]["strategy"]
-    assert replayed["best"]["measured_s"] == pytest.approx(result["best"]["measured_s"])
+    measured_s, replayed_s = (
+        {json.dumps(trial["strategy"]): trial["measured_s"] for trial in study["trials"]}
+        for study in (result, replayed)
+    )
+    assert replayed_s == pytest.approx(measured_s)
+    # The first study weighs unsteady times with predictions; the table has times and no spread.
+    assert replayed["best"]["measured_s"] == pytest.approx(min(measured_s.values()))
 
 
 def test_ctrl_c_ends_the_trial_which_runs_again_when_the_study_goes_on(place: Place) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from amp_ray.exports.chosen import Chosen, Export
-from amp_ray.exports.our_program import deepspeed_folder, slurm_folder
+from amp_ray.exports.our_program import deepspeed_folder
+from amp_ray.exports.schedulers import slurm_folder
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from support.experiments import experiment_from

@@ -24,7 +24,7 @@ def test_a_script_goes_to_standard_output_or_a_file(
     assert "data, tokenizer and learning rate are yours" in shown.err
     file = tmp_path / "run.sh"
     written = amp_ray("export", small, *LLAMA, "--to", "megatron-lm", "-o", file)
-    assert file.read_text(encoding="utf-8") == shown.out
+    assert file.read_text(encoding="utf-8") == shown.out.replace(" megatron.sh ", " run.sh ")
     assert written.out.startswith(f"{file}: small: tp ")
 
 
@@ -40,6 +40,14 @@ def test_what_runs_today_is_scored_beside_the_best(
     ranking = amp_ray("plan", small, *LLAMA, "--json").json["ranking"]
     assert scores["rows"][0]["strategy"] == ranking[2]["strategy"]
     assert scores["best"] == ranking[0]
+
+
+def test_a_folder_of_one_file_is_a_folder(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    assert amp_ray("export", small, *LLAMA, "--to", "slurm", "-o", job).code == 0
+    assert [path.name for path in job.iterdir()] == ["job.sbatch"]
+    ended = amp_ray("score", small, *LLAMA, "--strategies", job / "job.sbatch")
+    assert ended.code == 0
 
 
 def test_a_study_is_exported_by_what_it_recommends(

@@ -96,7 +96,7 @@ def bash(script: Path, here: Path, **variables: str) -> list[str]:
     for program in ("deepspeed", "torchrun", "python", "python3", "srun", "scontrol"):
         (stubs / program).write_text(STUB.format(calls=calls), encoding="utf-8")
         (stubs / program).chmod(0o755)
-    path = {"PATH": f"{stubs}:/usr/bin:/bin", "RECIPE": "recipe.py"}
+    path = {"PATH": f"{stubs}:/usr/bin:/bin", "RECIPE": "recipe.py", "MEGATRON_LM": "$(x) y"}
     for words in (["/bin/bash", "-n", str(script)], ["/bin/bash", str(script)]):
         subprocess.run(
             words,
@@ -186,6 +186,21 @@ def test_nothing_of_an_input_is_code(amp_ray: Run, here: Path, target: str, name
     for path in files:
         check = CHECKS[target if path == output else path.suffix or path.name]
         check(path, here)
+    assert not list(here.rglob("owned"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("runtime", ["megatron-core", "fsdp2"])
+@pytest.mark.parametrize("target", ["ray-train", "slurm"])
+def test_nothing_is_code_around_other_programs(
+    amp_ray: Run, here: Path, target: str, runtime: str, name: str
+) -> None:
+    more = ("--set", f"runtime={runtime}", "--strategies", "mine.csv")
+    output, messages = written(amp_ray, here, target, name, *LLAMA, *more)
+    for path in [path for path in output.rglob("*") if path.is_file()] or [output]:
+        assert "planted" not in path.read_text(encoding="utf-8").casefold()
+        CHECKS[target if path == output else path.suffix](path, here)
+    assert "planted" not in messages.casefold()
     assert not list(here.rglob("owned"))
 
 

@@ -164,6 +164,15 @@ def test_a_search_finds_what_practice_runs() -> None:
     assert planner.chooser.least_s(strategy_candidate(best), 1e9) <= best.iteration_time_s
 
 
+@pytest.mark.parametrize(("tp", "cp"), [(4, 4), (4, 8), (8, 8)])
+def test_the_bound_of_a_single_stage_counts_the_path_of_its_rings(tp: int, cp: int) -> None:
+    experiment = given(max_cp=16)
+    planner = AmpRayPlanner(experiment=experiment)
+    estimate = planner.cost_model.estimate(strategy(tp=tp, cp=cp, dp=64 // tp // cp))
+    least_s = planner.chooser.least_s(strategy_candidate(estimate), 1e9)
+    assert 0.997 * estimate.iteration_time_s < least_s <= estimate.iteration_time_s
+
+
 def strategy_candidate(found: Estimate) -> Candidate:
     plan = found.strategy
     assert plan.options is not None

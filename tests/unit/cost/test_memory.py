@@ -121,6 +121,21 @@ def test_part_of_a_stage_is_computed_again(model: Model, block: Layer, peaks: Pe
     assert stages(2) == stages(None)
 
 
+@pytest.mark.parametrize(("saved_elements", "spares"), [(75, False), (400, True)])
+def test_a_block_is_worth_recomputing_alone_if_it_saves_more_than_a_buffer(
+    saved_elements: int, *, spares: bool, layers: LayerMemory, block: Layer, constants: Constants
+) -> None:
+    (work,) = block.elementwise
+    heavy = replace(block, operators=(replace(work, saved_elements=saved_elements),))
+    model = replace(layers.model, layers=(heavy,) * 4)
+    # The last stage has one micro-batch in flight. Recomputing its last block takes a second buffer
+    # of 100 bytes for what enters, and saves 2 bytes per element less the 100 bytes of its input.
+    traits = replace(layers.traits, bucket_bytes_per_element=6.0, bucket_elements=100.0)
+    changed = replace(layers, model=model, traits=traits)
+    memory = memory_of(changed, constants, "full", pp=2, dp=2, num_again=1)
+    assert memory.spares_by_block == spares
+
+
 def test_micro_batch_precision_and_tp_scale_what_is_kept(layers: LayerMemory, block: Layer) -> None:
     rank = replace(layers.rank, micro_batch_size=3, precision="fp32", tp=2)
     (work,) = block.elementwise

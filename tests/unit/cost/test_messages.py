@@ -148,6 +148,9 @@ def test_the_larger_holding_is_gathered_where_tp_differs(
     # 100 bytes cross at 100 B/s; the first stage gathers the other half of the larger holding, the
     # 100 bytes of the second one
     assert (forward, backward) == pytest.approx((1.0 + 50 / 800, 1.0))
+    # the other way, two ranks get 25 bytes each of the 50 that they hold; gathered is as much
+    forward, backward = seconds(sliced, [(2,)], [(0, 1)])
+    assert (forward, backward) == pytest.approx((0.5 + 50 / 800, 1.0))
 
 
 def test_rows_are_the_slowest_replica_at_every_boundary(messages: MessageModel) -> None:

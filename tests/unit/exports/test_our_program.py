@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from amp_ray.exports.chosen import Chosen, Export
-from amp_ray.exports.our_program import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.exports.our_program import deepspeed_folder
 from amp_ray.exports.reading import read_program
+from amp_ray.exports.schedulers import ray_script, slurm_folder
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.runtimes.traits import RUNTIMES
@@ -113,9 +114,10 @@ def test_ray_gets_a_program_with_the_job_in_it() -> None:
     }
     assert ast.literal_eval(values["NUM_RANKS"]) == 4
     assert ast.literal_eval(values["USE_GPU"]) is True
-    call = values["JOB"]
+    call = values["FILES"]
     assert isinstance(call, ast.Call)
-    assert read_job(json.loads(ast.literal_eval(call.args[0]))).grid.num_ranks == 4
+    job = json.loads(ast.literal_eval(call.args[0]))["job.json"]
+    assert read_job(json.loads(job)).grid.num_ranks == 4
 
 
 def test_what_a_launcher_cannot_place_is_refused() -> None:

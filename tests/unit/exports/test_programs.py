@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -534,3 +535,124 @@ def test_recompute_survives() -> None:
     for recompute in (NO_RECOMPUTE, SELECTIVE, FULL, Recompute(kind="full", layers=2)):
         record = strategy_of(text_of(megatron_script(chosen(strategy((0, 4, 9), recompute)))))
         assert record["recompute"] == recompute.to_json()
+
+
+# ----------------------------------------------------------- FSDP2, recipes, names of files
+
+
+FSDP2 = "runtime: fsdp2\nprecision: bf16\n"
+
+
+def test_accelerate_gets_its_fsdp_plugin_for_plans_of_fsdp2() -> None:
+    base = experiment(keys=FSDP2)
+    record = yaml.safe_load(
+        text_of(accelerate_config(chosen(strategy((0, 9), FULL, zero=Zero(stage=3)), base)))
+    )
+    assert record["distributed_type"] == "FSDP"
+    assert record["fsdp_config"] == {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True,
+        "fsdp_activation_checkpointing": True,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_offload_params": False,
+    }
+    assert "parallelism_config" not in record
+    kept = yaml.safe_load(text_of(accelerate_config(chosen(strategy((0, 9), zero=KEPT), base))))
+    assert kept["fsdp_config"]["fsdp_reshard_after_forward"] is False
+    halves = chosen(strategy((0, 9), zero=Zero(stage=3, shard_ranks=2)), base)
+    sizes = yaml.safe_load(text_of(accelerate_config(halves)))["parallelism_config"]
+    assert sizes == {
+        "parallelism_config_dp_replicate_size": 2,
+        "parallelism_config_dp_shard_size": 2,
+        "parallelism_config_tp_size": 1,
+    }
+    both = accelerate_config(chosen(strategy((0, 9), tp=2, zero=Zero(stage=3)), base))
+    assert "parallelism_config_tp_size: 2" in text_of(both)
+    assert any("tp_plan='auto'" in note for note in both.notes)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (strategy((0, 4, 9), zero=Zero(stage=3)), "has no pipeline"),
+        (strategy((0, 9), SELECTIVE, zero=Zero(stage=3)), "all blocks or none, not selective"),
+        (strategy((0, 9), tp=4, zero=Zero(stage=3)), "at least 2 ranks; here dp is 1"),
+        (strategy((0, 9), tp=2, sequence_parallel=True), "cannot be told sequence_parallel"),
+    ],
+)
+def test_what_the_fsdp_plugin_has_not_is_refused(plan: Strategy, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        accelerate_config(chosen(plan, experiment(keys=FSDP2)))
+
+
+LLAMA_3_8B = (
+    "num_layers: 6, hidden_size: 256, num_heads: 8",
+    (
+        "num_layers: 32, hidden_size: 4096, num_heads: 32, num_key_value_heads: 8, "
+        "feed_forward_size: 14336"
+    ),
+)
+
+
+def test_bridge_names_the_recipe_of_a_model_that_it_has() -> None:
+    base = experiment(LLAMA_3_8B, ("vocab_size: 1024", "vocab_size: 128256"))
+    export = bridge_overrides(chosen(strategy((0, 35), tp=4), base))
+    assert "megatron.bridge.recipes.llama.llama3_8b_pretrain_config" in export.notes[0]
+    assert "set RECIPE to its script" in bridge_overrides(chosen(MIDDLE)).notes[-1]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_overrides_switch_off_what_a_recipe_sets(stage: int) -> None:
+    """Llama-3-8B's recipe has cp 2, 70B's has chunks, and all of them ZeRO-1."""
+    text = text_of(bridge_overrides(chosen(strategy((0, 9), tp=2, zero=Zero(stage=stage)))))
+    words = {
+        "model.context_parallel_size=1",
+        "model.sequence_parallel=false",
+        "model.virtual_pipeline_model_parallel_size=null",
+        f"ddp.use_distributed_optimizer={str(stage == 1).lower()}",
+    }
+    assert words <= set(words_of(text))
+    assert ("ddp.overlap_param_gather=false" in text) is (stage == 0)
+
+
+@pytest.mark.parametrize(
+    ("write", "usual", "plan"),
+    [
+        (megatron_script, "megatron.sh", UNEVEN),
+        (bridge_overrides, "megatron-bridge.sh", UNEVEN),
+        (titan_config, "amp_ray_titan.py", UNEVEN),
+        (nanotron_config, "nanotron.yaml", strategy((0, 4, 9))),
+        (accelerate_config, "accelerate.yaml", strategy((0, 4, 9))),
+    ],
+)
+def test_a_file_speaks_of_itself_by_its_name(write: Write, usual: str, plan: Strategy) -> None:
+    assert usual in text_of(write(chosen(plan)))
+    name = "plan_7.py" if write is titan_config else "my plan $(x).sh"
+    text = text_of(write(replace(chosen(plan), file=name)))
+    assert ("--module plan_7 " if write is titan_config else "'my plan $(x).sh'") in text
+    assert usual not in text
+
+
+def test_torchtitan_imports_only_a_file_with_the_name_of_a_module() -> None:
+    text = text_of(titan_config(replace(chosen(UNEVEN), file="plan.v2.py")))
+    assert "as amp_ray_titan.py in the current folder" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("x.sh", "ls -l\n", "x.sh: no flags of Megatron-LM or torchtitan found"),
+        ("job.sbatch", "srun true\n", "job.sbatch: no flags of Megatron-LM or torchtitan found"),
+        ("x", "#!/bin/bash\nls\n", "x: no flags of Megatron-LM"),
+        ("x.py", "a = 1\n", "x.py: no PARALLELISM = {...} found"),
+        ("x.toml", "[training]\n", "x.toml: no [parallelism] found"),
+        ("x.json", '{"zero_optimization": {}}', "x.json: no train_batch_size or train_micro"),
+        ("x.yaml", "tp: 1\n", "x.yaml: no strategy is read from YAML"),
+    ],
+)
+def test_a_file_without_a_strategy_is_refused_by_its_kind(
+    file: str, text: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_program(text, file=file, experiment=experiment())

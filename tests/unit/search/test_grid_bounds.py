@@ -3,7 +3,21 @@ from itertools import product
 import numpy as np
 import pytest
 
+from amp_ray.cost.estimate import Estimate
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.grid_bounds import WholeLayers
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from support.experiments import experiment_from
+
+EQUAL_STAGES = """\
+name: equal stages
+model: {family: gpt2, num_layers: 16, hidden_size: 512, num_heads: 8, sequence_length: 256,
+        vocab_size: 256}
+cluster:
+  nodes:
+    - {count: 1, device: A100-40, slots: 8, intra_gbit_per_s: 8000, inter_gbit_per_s: 400}
+global_batch_size: 8
+"""
 
 
 def brute_force_s(room: WholeLayers) -> float:
@@ -38,3 +52,19 @@ def test_no_way_to_share_layers_is_faster(seed: int) -> None:
     assert room.least_s() <= best_s
     if not room.num_ends and best_s < np.inf:
         assert room.least_s() == pytest.approx(best_s)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 4, 8])
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_no_pipeline_is_faster_than_its_bound(pp: int, num_micro_batches: int) -> None:
+    planner = AmpRayPlanner(experiment=experiment_from(EQUAL_STAGES))
+    candidate = Candidate(
+        micro_batch_size=8 // num_micro_batches,
+        options=StageOptions(tp=1, dp=1),
+        pp=pp,
+        num_micro_batches=num_micro_batches,
+    )
+    best = planner.plan(candidate)
+    assert isinstance(best, Estimate)
+    least_s = planner.chooser.least_s(candidate, np.inf)
+    assert 0.75 * best.iteration_time_s < least_s <= best.iteration_time_s

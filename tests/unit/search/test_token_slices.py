@@ -110,6 +110,18 @@ def test_what_ran_out_of_memory_with_context_takes_larger_slices_with_it() -> No
     assert np.isfinite(found.forward_s[0, cell(32, 32)])
 
 
+def test_a_context_of_one_token_is_measured_with_context() -> None:
+    places = [(b, s, c) for b in (1, 2) for s in (1, 2, 3) for c in range(4 - s)]
+    measured = {
+        f"{b}_{s}_{c}": {"forward_mean": 1.0 * b * s + c, "backward_mean": 1.0 * b * s + c}
+        for b, s, c in places
+        if (b, s, c) != (2, 2, 1)
+    }
+    found = tables(points=measured, batch=2, tokens=3, granularity=1)
+    assert found.forward_s[1, packed_index(3, 2)] == np.inf
+    assert np.isfinite(found.forward_s[0]).all()
+
+
 def test_the_last_slice_takes_what_the_granularity_leaves() -> None:
     granules = Granules(tokens=62, granularity=8)
     assert granules.count == 8

@@ -100,6 +100,11 @@ def test_a_turned_order_is_taken_back_as_far_as_needed() -> None:
     assert limited[0] == pytest.approx(limited[1], abs=1e-6)
 
 
+def test_a_change_that_makes_certain_plans_equal_is_taken_back_too() -> None:
+    limited = limit_influences(np.array([0.25, 0.25]), np.array([[0.25, 0.0]]), ERROR)
+    assert limited[0] < limited[1]
+
+
 @pytest.mark.parametrize(
     ("before_s", "change"),
     [

@@ -22,13 +22,13 @@ from amp_ray.planners.operators.partition.problem import OperatorProblem
 MOST_MIXES: Final = 256
 """Up to this number of mixes of a chain, all are added."""
 
-MOST_OFFERED: Final = 16
+MOST_OFFERED: Final = 64
 """Most mixes added for stages on the same devices, if a chain has more than `MOST_MIXES`."""
 
 IN_FLIGHT: Final = (1, 2, 4, 8)
 """Micro-batches in flight for which shortest paths are computed."""
 
-WORTHS: Final = (0.0, *np.geomspace(0.01, 30.0, 15).tolist())
+WORTHS: Final = (0.0, *np.geomspace(0.001, 100.0, 30).tolist())
 """Prices of a byte, as multiples of the least time of the chain over its bytes."""
 
 GATHERED: Final = (

@@ -93,10 +93,9 @@ class OperatorProblem:
 
     def __post_init__(self) -> None:
         """Raise if a layer has too many operators."""
-        layers = np.diff(np.append(self.layer_begin, self.num_operators))
-        if layers.max() > MOST_OPERATORS:
+        if self.largest_layer > MOST_OPERATORS:
             msg = (
-                f"a layer has {layers.max()} operators, expected at most {MOST_OPERATORS}: "
+                f"a layer has {self.largest_layer} operators, expected at most {MOST_OPERATORS}: "
                 "mark where layers start"
             )
             raise ValueError(msg)
@@ -120,6 +119,21 @@ class OperatorProblem:
         """``G``, the number of devices."""
         return int(self.allowed.shape[1])
 
+    @property
+    def largest_layer(self) -> int:
+        """Operators of the largest layer."""
+        return int(np.diff(np.append(self.layer_begin, self.num_operators)).max())
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the chain has so many layers that cuts within them need a plan to start from."""
+        return len(self.layer_begin) > USUAL_LAYERS
+
+    @cached_property
+    def gap(self) -> float:
+        """Relative gap between plan and bound at which the search may end: 0 for usual chains."""
+        return MOST_GAP if self.is_long or self.largest_layer > USUAL_OPERATORS else 0.0
+
     @cached_property
     def kept_bytes(self) -> FloatArray:
         """Bytes that a micro-batch holds without chosen recompute, shape ``(V, L)``."""
@@ -132,6 +146,10 @@ class OperatorProblem:
         starts[0] = True
         return np.flatnonzero(starts)
 
+
+USUAL_LAYERS = 64
+USUAL_OPERATORS = 16  # larger layers have too many patterns of recompute to try every combination
+MOST_GAP = 1e-3  # relative gap between plan and bound at which their search may end
 
 MOST_OPERATORS = 62
 """Most operators of a layer, since its recomputed operators are the bits of one integer."""

@@ -19,7 +19,9 @@ from amp_ray.planners.operators.partition.solve import solve_operators
 from amp_ray.strategies.operator_run import OperatorUse
 
 KEPT_WITHIN: Final = 1.05
-"""Problems are solved exactly if they come within this factor of the most promising one's time."""
+"""Problems are solved exactly if they come within this factor of the most promising one's time.
+
+Problems whose search may leave a gap are solved only if they are not slower at all."""
 
 Answer = OperatorSolution | InfeasiblePartition | PrunedPartition
 
@@ -85,7 +87,8 @@ class SolveEach:
             return self.posed[size].stages(answer)
         if isinstance(answer, PrunedPartition):
             first, value_s, _ = self._first
-            detail = f"micro-batch {first} takes {value_s:.4g} s; no plan within 5 % of it"
+            near = "as fast" if self.posed[size].problem.gap else "within 5 % of it"
+            detail = f"micro-batch {first} takes {value_s:.4g} s; no plan {near}"
             return NoStages(kind="slower", detail=detail)
         kind: Final = "not searched" if _is_open(answer) else "memory"
         return NoStages(kind=kind, detail=answer.detail)
@@ -95,7 +98,8 @@ class SolveEach:
         _, value_s, tried = self._first
         if number in tried and (value_s == math.inf or not _is_open(tried[number])):
             return tried[number]
-        problem, limit_s = self.posed[number].problem, KEPT_WITHIN * value_s
+        problem = self.posed[number].problem
+        limit_s = value_s if problem.gap else KEPT_WITHIN * value_s
         answer = solve_operators(problem, upper_bound_s=limit_s)
         if isinstance(answer, PrunedPartition) and problem.relaxed is not None:
             bound = solve_operators(problem.relaxed, upper_bound_s=limit_s)

@@ -48,10 +48,8 @@ FEWER = 6
 EVERY = 3
 FIRST_PRICED = 64
 MOST_PRICED = 24_000
-USUAL_LAYERS = 64
 MOST_STEP_ENDS = 40
 STEP_END_GAP = 2**-10  # relative accuracy of the least step end
-MOST_GAP = 1e-3  # relative gap at which the search of a long chain may end; see `is_long`
 
 # Start, end, option, devices in front, stages behind.
 Place = tuple[int, int, int, int, int]
@@ -99,7 +97,7 @@ class _Search:
         """Solve the problem: first with some cuts, then with all."""
         best = self._with_few_cuts(upper_bound_s)
         detail = f"hold all {self.problem.num_operators} operators within their memory"
-        if best is None and upper_bound_s == math.inf and is_long(self.problem):
+        if best is None and upper_bound_s == math.inf and self.problem.is_long:
             # Without a plan as an upper bound, cuts within so many layers take minutes.
             detail = f"no stages that end between layers {detail}; cuts within them were not tried"
             return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)
@@ -180,7 +178,7 @@ class _Search:
         cap_s = most_stage_s(self.problem, limit_s)
         low_s, high_s = known_s, min(most_s, self._most_step_end_s)
         # For long chains the step end is part of the bound.
-        gap_s = high_s * STEP_END_GAP ** (2 if is_long(self.problem) else 1)
+        gap_s = high_s * STEP_END_GAP ** (2 if self.problem.is_long else 1)
         while high_s - low_s > gap_s:
             middle_s = (low_s + high_s) / 2
             programme = self.programme._replace(step_end_cap_s=middle_s)
@@ -217,11 +215,6 @@ def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
     work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
     least_s = float(work_s / problem.devices.max()) * (1 - 1e-9)
     return min(limit_s / (later + 1), (limit_s - least_s) / later if later else math.inf)
-
-
-def is_long(problem: OperatorProblem) -> bool:
-    """Return whether a chain has so many layers that the search may stop at `MOST_GAP`."""
-    return len(problem.layer_begin) > USUAL_LAYERS
 
 
 def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
@@ -329,7 +322,7 @@ class Round:
             feasible = self._search(self.upper_s, limit_s)
             if feasible.path and feasible.value_s < limit_s:
                 best, limit_s = self._solution(feasible), feasible.value_s
-            if priced >= most_priced or relaxed.value_s * (1 + self._gap) >= limit_s:
+            if priced >= most_priced or relaxed.value_s * (1 + self.problem.gap) >= limit_s:
                 return best, min(relaxed.lower_bound_s, limit_s)
             chosen = self._promising(relaxed, limit_s, min(chunk, most_priced - priced))
             if not fresh and not chosen:
@@ -358,11 +351,6 @@ class Round:
         size = trim_rows(wanted, blocks, low, begin, values)
         self.blocks = blocks._replace(row_low=low, row_begin=begin)
         return values[:size].copy()
-
-    @property
-    def _gap(self) -> float:
-        """Relative gap between value and bound at which the search may stop."""
-        return MOST_GAP if is_long(self.problem) else 0.0
 
     def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
         problem = self.problem

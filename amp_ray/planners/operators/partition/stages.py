@@ -16,6 +16,7 @@ from amp_ray.planners.operators.recompute.kernels import cheapest_recompute, pat
 MOST_PATTERNS = 1024
 MOST_STATES = 2048
 MOST_EDGES = 3
+STAGE_SHARE = 0.5  # share of a search's gap that the recompute of its stages may take
 
 # A part of a layer: index of its first operator among those of all kinds of layers, number of
 # operators, whether the stage ends with it.
@@ -76,11 +77,13 @@ class StagePrices:
             return Recompute(seconds=0.0, lower_s=0.0, masks=(0,) * len(parts))
         key = (option, behind, excess, parts, bool(problem.free_end[end - 1]))
         if key not in self.answers:
+            prefix_s = self.programme.time_prefix_s[option]
             self.answers[key] = self._solved(
                 option,
                 min(behind + 1, problem.most_in_flight),
                 excess,
                 parts,
+                gap_s=STAGE_SHARE * problem.gap * float(prefix_s[end] - prefix_s[start]),
                 free=bool(problem.free_end[end - 1]),
             )
         return self.answers[key]
@@ -107,7 +110,14 @@ class StagePrices:
         return tuple(operators)
 
     def _solved(
-        self, option: int, in_flight: int, excess: float, parts: tuple[Part, ...], *, free: bool
+        self,
+        option: int,
+        in_flight: int,
+        excess: float,
+        parts: tuple[Part, ...],
+        *,
+        gap_s: float,
+        free: bool,
     ) -> Recompute:
         """Choose patterns, with peaks that leave out a layer's last operator if that suffices.
 
@@ -116,7 +126,7 @@ class StagePrices:
         """
         edges = len(parts) - 1
         neither = tuple(_Shape(part, counts=False, rests=False) for part in parts)
-        relaxed = self._combined(option, in_flight, excess, neither, free=free)
+        relaxed = self._combined(option, in_flight, excess, neither, gap_s=gap_s, free=free)
         if not self.problem.counts_last or not np.isfinite(relaxed.seconds):
             return relaxed
         if self._fits(option, in_flight, excess, parts, relaxed.masks, free=free):
@@ -130,7 +140,7 @@ class StagePrices:
                 for index, part in enumerate(parts)
                 for first, last in ((index > 0, index == edges),)
             )
-            other = self._combined(option, in_flight, excess, shapes, free=free)
+            other = self._combined(option, in_flight, excess, shapes, gap_s=gap_s, free=free)
             if best is None or other.seconds < best.seconds:
                 best = other
         assert best is not None
@@ -144,6 +154,7 @@ class StagePrices:
         excess: float,
         shapes: tuple[_Shape, ...],
         *,
+        gap_s: float,
         free: bool,
     ) -> Recompute:
         """Choose a pattern for each part."""
@@ -161,7 +172,7 @@ class StagePrices:
             excess,
             float(in_flight),
             MOST_STATES,
-            np.inf,
+            gap_s,
         )
         complete = all(complete for _, _, complete in fronts)
         masks = tuple(

@@ -469,7 +469,7 @@ def cheapest_recompute(
     excess: float,
     in_flight: float,
     most_states: int,
-    known_s: float,
+    gap_s: float,
 ) -> tuple[float, float, IntArray]:
     """Choose a pattern for each part of a stage, so that it fits into memory in the least time.
 
@@ -481,34 +481,43 @@ def cheapest_recompute(
         excess: Bytes above the limit without recompute, leaving out peaks.
         in_flight: Micro-batches that the stage holds at once.
         most_states: Number of combinations that are kept after each part, best first.
-        known_s: Search only for less.
+        gap_s: The search ends where no choice saves more seconds than this.
 
     Returns:
-        Seconds, infinite if no choice is below ``known_s``; the largest bound of the combinations
-        that ``most_states`` dropped, up to which the seconds are proven to be the least; and shape
-        ``(K,)``, the pattern of each part.
+        Seconds, infinite if no choice fits; a lower bound on the seconds of choices that were left
+        out, infinite if there are none; and shape ``(K,)``, the pattern of each part.
     """
     chosen = np.zeros(part.size, np.int64)
-    best_s, cut_s = known_s, np.inf
-    for peak in peaks:
-        need = (excess + peak) / in_flight
-        allowed = points[:, 2] <= peak
-        worth, bound_s = _best_worth(part, begin, points, allowed, need)
-        if bound_s >= best_s:
-            continue
-        fixed, all_free = _fixed(part, begin, points, allowed, need, worth)
+    bounds = np.empty((peaks.size, 2))  # per peak: seconds that a byte is worth, least seconds
+    for index in range(peaks.size):
+        need = (excess + peaks[index]) / in_flight
+        allowed = points[:, 2] <= peaks[index]
+        bounds[index, 0], bounds[index, 1] = _best_worth(part, begin, points, allowed, need)
+    best_s, cut_s = np.inf, np.inf
+    for index in _stable_order(bounds[:, 1]):
+        worth, bound_s = bounds[index]
+        if bound_s >= best_s - gap_s:
+            cut_s = min(cut_s, bound_s)
+            break
+        need = (excess + peaks[index]) / in_flight
+        allowed = points[:, 2] <= peaks[index]
+        ends = _least_ends(begin, points, allowed, worth)
+        seconds, picks = _rounded(part, begin, points, need, ends)
+        if seconds < best_s:
+            best_s, chosen = seconds, picks
+        fixed, all_free = _fixed(part, begin, points, need, ends)
         lost_s = np.inf
-        for states in (32, most_states):
+        for states in (32, 256, most_states):
             seconds, lost_s, picks = _combined(
-                part, fixed, begin, points, allowed, need, worth, bound_s, best_s, states
+                part, fixed, begin, points, allowed, need, worth, bound_s, best_s - gap_s, states
             )
             if seconds < best_s:
                 best_s = seconds
                 chosen = picks
-            if lost_s == np.inf:
+            if lost_s >= best_s - gap_s:
                 break
-        cut_s = min(cut_s, lost_s, np.inf if all_free else bound_s)
-    return (best_s if best_s < known_s else np.inf), cut_s, chosen
+        cut_s = min(cut_s, lost_s, best_s - gap_s, np.inf if all_free else bound_s)
+    return best_s, cut_s, chosen
 
 
 @njit(**INNER)
@@ -557,13 +566,54 @@ def _best_worth(
 
 
 @njit(**INNER)
+def _least_ends(begin: IntArray, points: FloatArray, allowed: BoolArray, worth: float) -> IntArray:
+    """Return the patterns with the least Lagrangian that save the fewest and the most bytes.
+
+    Returns:
+        Shape ``(U, 2)``, by list of patterns.
+    """
+    ends = np.full((begin.size - 1, 2), -1)
+    for which in range(begin.size - 1):
+        low, high, least_s = -1, -1, np.inf
+        for index in range(begin[which], begin[which + 1]):
+            if not allowed[index]:
+                continue
+            seconds = points[index, 0] - worth * points[index, 1]
+            slack_s = 1e-11 * points[index, 0]
+            if seconds < least_s - slack_s:
+                low, high, least_s = index, index, seconds
+            elif seconds <= least_s + slack_s:
+                low = index if points[index, 1] < points[low, 1] else low
+                high = index if points[index, 1] > points[high, 1] else high
+        ends[which, 0], ends[which, 1] = low, high
+    return ends
+
+
+@njit(**INNER)
+def _rounded(
+    part: IntArray, begin: IntArray, points: FloatArray, need: float, ends: IntArray
+) -> tuple[float, IntArray]:
+    """Choose among patterns with the least Lagrangian: those that save most, until it is enough.
+
+    Returns:
+        Seconds, infinite if all of them save too little; and shape ``(K,)``, the patterns.
+    """
+    saved, seconds = 0.0, 0.0
+    chosen = np.empty(part.size, np.int64)
+    for which in part:
+        saved += points[ends[which, 0], 1]
+    for step in range(part.size):
+        low, high = ends[part[step], 0], ends[part[step], 1]
+        pick = high if saved < need else low
+        saved += points[pick, 1] - points[low, 1]
+        seconds += points[pick, 0]
+        chosen[step] = pick - begin[part[step]]
+    return (seconds if saved >= need else np.inf), chosen
+
+
+@njit(**INNER)
 def _fixed(
-    part: IntArray,
-    begin: IntArray,
-    points: FloatArray,
-    allowed: BoolArray,
-    need: float,
-    worth: float,
+    part: IntArray, begin: IntArray, points: FloatArray, need: float, ends: IntArray
 ) -> tuple[IntArray, bool]:
     """If many parts are alike, fix most of them at a pattern with the least Lagrangian.
 
@@ -573,17 +623,13 @@ def _fixed(
     """
     fixed = np.full(part.size, -1)
     saved, all_free = 0.0, True
-    low, high = np.full(begin.size - 1, -1), np.full(begin.size - 1, -1)
     members = np.zeros(begin.size - 1, np.int64)
-    for which in range(begin.size - 1):
-        low[which], high[which] = _least_ends(
-            begin[which], begin[which + 1], points, allowed, worth
-        )
     for which in part:
-        saved += points[low[which], 1]
+        saved += points[ends[which, 0], 1]
         members[which] += 1
     for which in range(begin.size - 1):
-        more = points[high[which], 1] - points[low[which], 1]
+        low, high = ends[which, 0], ends[which, 1]
+        more = points[high, 1] - points[low, 1]
         num_high = 0
         if more > 0.0 and need > saved:
             num_high = min(members[which], int((need - saved) / more))
@@ -593,29 +639,10 @@ def _fixed(
         seen = 0
         for index in range(part.size):
             if part[index] == which and seen < num_fixed:
-                fixed[index] = high[which] if seen < num_high else low[which]
+                fixed[index] = high if seen < num_high else low
                 all_free = False
                 seen += 1
     return fixed, all_free
-
-
-@njit(**PER_STAGE)
-def _least_ends(
-    first: int, end: int, points: FloatArray, allowed: BoolArray, worth: float
-) -> tuple[int, int]:
-    """Return the two patterns with the least Lagrangian that save the fewest and the most bytes."""
-    low, high, least_s = -1, -1, np.inf
-    for index in range(first, end):
-        if not allowed[index]:
-            continue
-        seconds = points[index, 0] - worth * points[index, 1]
-        slack_s = 1e-11 * points[index, 0]
-        if seconds < least_s - slack_s:
-            low, high, least_s = index, index, seconds
-        elif seconds <= least_s + slack_s:
-            low = index if points[index, 1] < points[low, 1] else low
-            high = index if points[index, 1] > points[high, 1] else high
-    return low, high
 
 
 @njit(**INNER)

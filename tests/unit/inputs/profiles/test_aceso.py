@@ -60,11 +60,11 @@ def test_operators_of_a_resnet_are_the_rows() -> None:
     ]
 
 
-def test_softmax_shares_a_buffer_and_only_the_dropout_of_attention_keeps_a_mask() -> None:
+def test_only_softmax_and_dropout_of_the_encoder_do_not_count_as_measured() -> None:
     profile = read(aceso_files("t5_x", T5_ROWS), "t5_x")
     shares = dict(zip(profile.names, profile.kept_share, strict=True))
-    assert shares["enc-attention-softmax"] == shares["dec-inter-attention-softmax"] == 0
-    assert shares["dec-self-attention-dropout"] == 1.5
+    assert (shares["enc-attention-dropout"], shares["enc-attention-softmax"]) == (1.5, 0)
+    assert shares["dec-self-attention-dropout"] == shares["dec-self-attention-softmax"] == 1
     assert shares["dec-post-self-attention-dropout"] == shares["enc-post-attention-dropout"] == 1
 
 

@@ -9,6 +9,7 @@ from amp_ray.search.effort import SearchEffort
 from amp_ray.search.stage_groups import (
     NO_GROUPS,
     DeviceGroups,
+    groups_solution,
     objective_s,
     plan_stage_groups,
     solve_groups,
@@ -18,7 +19,9 @@ from amp_ray.search.stage_groups.group_options import (
     split_by_speed,
     within_pieces,
 )
-from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.search.stage_groups.groups_problem import BestGroups, GroupsProblem, best_groups
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.recompute import FULL
 from support.experiments import experiment_from
 
 TWO_KINDS = """\
@@ -41,6 +44,14 @@ def two_kinds() -> Experiment:
 
 def groups_of(experiment: Experiment) -> DeviceGroups:
     return DeviceGroups(cost_model=CostModel(experiment=experiment))
+
+
+def with_memory(experiment: Experiment, memory_bytes: int) -> Experiment:
+    nodes = tuple(
+        replace(node, device=replace(node.device, memory_bytes=memory_bytes))
+        for node in experiment.cluster.nodes
+    )
+    return replace(experiment, cluster=replace(experiment.cluster, nodes=nodes))
 
 
 def candidate(experiment: Experiment, size: int) -> GroupsCandidate:
@@ -82,12 +93,54 @@ def test_bounds_are_honest_where_not_all_plans_are_looked_at(two_kinds: Experime
     assert best.value_s <= hasty.value_s * (1 + 1e-9)
 
 
+def test_few_choices_are_tried_first_only_where_states_count_stages(
+    two_kinds: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solved = []
+
+    def spy(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
+        solved.append((problem.counted, len(problem.choices.edge)))
+        return best_groups(problem, upper_bound_s=upper_bound_s)
+
+    monkeypatch.setattr(groups_solution, "best_groups", spy)
+    # so little memory that the best plan of the problem that counts no stages does not fit
+    tight = with_memory(two_kinds, 2_800_000_000)
+    hasty = replace(groups_of(tight), effort=SearchEffort(max_counted_choices=0))
+    solution = solve_groups(hasty, candidate(tight, 4))
+    assert [counted for counted, _ in solved] == [False, False, False, True, True]
+    *_, (_, num_first), (_, num_remaining) = solved
+    assert num_remaining < num_first
+    assert solution.value_s == solve_groups(groups_of(tight), candidate(tight, 4)).value_s
+
+
+TWO_DEVICES = """\
+name: two devices
+model: {family: gpt2, num_layers: 4, hidden_size: 512, num_heads: 8, sequence_length: 256,
+        vocab_size: 256}
+cluster:
+  nodes:
+    - {count: 1, device: A100-40, slots: 1, intra_gbit_per_s: 8000, inter_gbit_per_s: 8000}
+    - {count: 1, device: T4, slots: 1, intra_gbit_per_s: 8000, inter_gbit_per_s: 8000}
+global_batch_size: 16
+"""
+
+
+def test_stages_that_only_fit_with_more_layers_are_left_out() -> None:
+    plain = experiment_from(TWO_DEVICES)
+    # what leaves the third layer fills a device; a stage with the next one sends little
+    layers = list(plain.model.layers)
+    layers[2] = replace(layers[2], output_elements=60 * layers[2].output_elements)
+    large = replace(plain, model=replace(plain.model, layers=tuple(layers)))
+    groups = groups_of(with_memory(large, 3_300_000_000))
+    again = replace(candidate(plain, 8), options=StageOptions(tp=1, dp=1, recompute=FULL))
+    solution = solve_groups(groups, again)
+    first = groups.cost_model.estimate(solution.leaders[0])
+    assert first.feasible
+    assert [stage.end_layer for stage in first.strategy.stages] == [2, 7]
+
+
 def test_a_candidate_that_fits_nowhere_tells_what_it_needs(two_kinds: Experiment) -> None:
-    cluster = two_kinds.cluster
-    nodes = tuple(
-        replace(node, device=replace(node.device, memory_bytes=10**9)) for node in cluster.nodes
-    )
-    small = replace(two_kinds, cluster=replace(cluster, nodes=nodes))
+    small = with_memory(two_kinds, 10**9)
     result = plan_stage_groups(groups_of(small), candidate(small, 4))
     assert isinstance(result, Estimate)
     assert [reason.kind for reason in result.reasons] == ["out of memory"]

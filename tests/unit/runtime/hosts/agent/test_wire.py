@@ -1,6 +1,8 @@
 import base64
 import json
 import random
+import subprocess
+import sys
 import zlib
 from itertools import pairwise
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from amp_ray.runtime.hosts.agent.wire import (
     CHUNK_BYTES,
+    FIRST_BYTES,
     FROM_AGENT,
     FROM_CONTROLLER,
     MARK,
@@ -20,6 +23,12 @@ from amp_ray.runtime.hosts.agent.wire import (
     printable,
     unpack,
 )
+
+READ_LINE = """
+from amp_ray.runtime.hosts.agent.wire import read_line
+print(read_line())
+print(read_line())
+"""
 
 KEY = bytes(range(32))
 MESSAGES: list[dict[str, Any]] = [{"kind": "a", "number": number} for number in range(5)]
@@ -118,3 +127,11 @@ def test_names_that_are_no_plain_ones(name: str) -> None:
 def test_text_is_cut_and_shows_what_would_move_the_cursor() -> None:
     assert printable("tab\tline\n\x1b[2J\x07\u202e") == "tab\tline\n\\x1b[2J\\x07\\u202e"
     assert printable("x" * 50, 10) == "xxxxxxxxxx [... 40 more]"
+
+
+@pytest.mark.parametrize("more", [b"", b"no line feed", b"x" * (FIRST_BYTES + 2) + b"\n"])
+def test_lines_of_stdin_are_read_one_by_one_and_bad_input_ends_the_program(more: bytes) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", READ_LINE], input=b"one\n" + more, capture_output=True, check=True
+    )
+    assert ended.stdout == b"b'one\\n'\n"

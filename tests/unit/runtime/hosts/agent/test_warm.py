@@ -1,0 +1,23 @@
+import subprocess
+import sys
+
+CLOSE = """
+import os
+from amp_ray.runtime.hosts.agent.warm import _close_all_but
+
+ends = [*os.pipe(), *os.pipe()]
+_close_all_but(ends[1])
+for end in ends:
+    try:
+        os.fstat(end)
+        print("open")
+    except OSError:
+        print("closed")
+"""
+
+
+def test_a_rank_keeps_no_descriptor_but_its_pipe() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSE], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split() == ["closed", "open", "closed", "closed"]
