@@ -87,7 +87,13 @@ class CandidateQueue:
         """Return all results to rank, with faster extra plans and the fastest plans improved."""
         feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
         least = min(map(speed, feasible), default=(True, math.inf))
-        extra = [plan for plan in self._optional.extra_plans(feasible) if speed(plan) < least]
+        safe = (speed(plan) for plan in feasible if not is_risky(plan))
+        least_safe = min(safe, default=(True, math.inf))
+        extra = [
+            plan
+            for plan in self._optional.extra_plans(feasible)
+            if speed(plan) < (least if is_risky(plan) else least_safe)
+        ]
         results, feasible = [*self.results, *extra], [*feasible, *extra]
         strategies = {plan.strategy for plan in feasible}
         better: dict[int, Result] = {}
