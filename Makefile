@@ -116,7 +116,7 @@ picture: $(CORE)  ## Make the README's picture anew: the report of a plan, as Ch
 	@rm -f $(VENV)/llama.yaml
 	@$(VENV)/bin/amp-ray init -o $(VENV)/llama.yaml --model llama-3-8b --cluster dgx-h100 --nodes 4 --batch 512 --runtime megatron-core
 	@$(VENV)/bin/amp-ray report $(VENV)/llama.yaml --set zero_stage=1 -o $(VENV)/report.html
-	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1500 --virtual-time-budget=10000 \
+	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1800 --virtual-time-budget=10000 \
 	  --screenshot=docs/assets/report.png file://$(CURDIR)/$(VENV)/report.html 2>/dev/null; ls -l docs/assets/report.png
 
 .PHONY: accuracy

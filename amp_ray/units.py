@@ -76,3 +76,19 @@ def counted(number: int, one: str, many: str | None = None) -> str:
         ('1 trial', '2 trials', '2 strategies')
     """
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+_NO_DECIMALS: Final = 1000  # figures have no decimals from this value on
+
+
+def figure_text(value: float | None, num_digits: int = 4) -> str:
+    """Write a figure with a few digits, never with an exponent; a dash if it is unknown.
+
+    Example:
+        >>> figure_text(1049.6), figure_text(15.4382), figure_text(0.00001), figure_text(None)
+        ('1,050', '15.44', '0.00001', '-')
+    """
+    if value is None:
+        return "-"
+    text = f"{value:,.0f}" if round(abs(value), 1) >= _NO_DECIMALS else f"{value:.{num_digits}g}"
+    return f"{value:.12f}".rstrip("0") if "e" in text else text

@@ -14,15 +14,16 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.console import html_of
+from amp_ray.report.strategy_text import head_text
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
-from amp_ray.report.views import explanation_view, sweep_view
+from amp_ray.report.views import SweepView, explanation_view
 from amp_ray.runtime.planning import Planned, Replanned
-from amp_ray.runtime.variants import Variant, knee
+from amp_ray.runtime.variants import Variant, knee, linear_fractions
 from amp_ray.search.planner import Planner
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.search.space import searched_dimensions
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.units import counted
+from amp_ray.units import counted, figure_text
 
 if TYPE_CHECKING:
     from amp_ray.runtime.study.result import StudyResult
@@ -117,8 +118,9 @@ class Plan(Shown):
         """Draw the head of the ranking."""
         experiment, ranking = self.experiment, self.planned.ranking
         title = (
-            f"{experiment.name}: {counted(self.num_candidates, 'candidate')} in "
-            f"{self.planned.search_s:.3g} s, cost model {self.planned.cost_model}, "
+            f"{head_text([experiment], experiment.name)}\n"
+            f"{counted(self.num_candidates, 'candidate')} in "
+            f"{figure_text(self.planned.search_s, 3)} s, cost model {self.planned.cost_model}, "
             f"{experiment.profile.source}"
         )
         table = ranking_table(ranking, experiment, title=title, num_rows=self.num_shown)
@@ -167,7 +169,10 @@ class Scores(Shown):
     def drawn(self) -> RenderableType:
         """Draw every strategy."""
         strategies = counted(len(self.results), "strategy", "strategies")
-        title = f"{self.experiment.name}: {strategies}, cost model {self.cost_model}"
+        title = (
+            f"{head_text([self.experiment], self.experiment.name)}\n"
+            f"{strategies}, cost model {self.cost_model}"
+        )
         return ResultsTable(results=self.results, experiment=self.experiment, title=title)
 
     def __repr__(self) -> str:
@@ -204,7 +209,10 @@ class Sweep(Shown):
             "schema": SCHEMA,
             "experiment": self.name,
             "cost_model": self.cost_model,
-            "points": [point.to_json() for point in self.points],
+            "points": [
+                {**point.to_json(), "linear_fraction": fraction}
+                for point, fraction in zip(self.points, linear_fractions(self.points), strict=True)
+            ],
             "knee": None if best_size is None else self.points.index(best_size),
         }
 
@@ -219,7 +227,8 @@ class Sweep(Shown):
 
     def drawn(self) -> RenderableType:
         """Draw a line per point."""
-        return sweep_view(self.to_json())
+        experiments = [point.planned.experiment for point in self.points if point.planned]
+        return SweepView(record=self.to_json(), head=head_text(experiments, self.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -298,4 +307,4 @@ def _text(estimate: Estimate) -> str:
     strategy = estimate.strategy
     degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
     size = f"micro-batch size {strategy.micro_batch_size}"
-    return f"{degrees}, {size}: {estimate.iteration_time_s:.4g} s"
+    return f"{degrees}, {size}: {figure_text(estimate.iteration_time_s)} s"

@@ -13,12 +13,11 @@ from amp_ray.errors import InputError, Where
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.console import FIGURE, TEXT, Row, table
-from amp_ray.report.strategy_text import figure_text
 from amp_ray.runtime.files import load_experiment, read_text
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.search.planner import AMP_RAY, choose_planner
 from amp_ray.search.rows import SCHEMA, row
-from amp_ray.units import GIB
+from amp_ray.units import GIB, figure_text
 
 _NO_DIFFERENCE: Final = frozenset(
     {"schema", "name", "search_s", "position", "num_candidates", "num_feasible"}

@@ -33,6 +33,7 @@ from amp_ray.inputs.experiment import DIMENSIONS, Objective
 from amp_ray.report.views import calibration_view
 from amp_ray.runtime.files import read_text
 from amp_ray.strategies.strategy import named
+from amp_ray.units import figure_text
 
 _DEFAULT_ROWS: Final = 10
 
@@ -154,8 +155,8 @@ def score(
     if json_target is None and best is not None and isinstance(scores[0], Estimate):
         factor = scores[0].iteration_time_s / best.iteration_time_s
         click.echo(
-            f"best by the same cost model: {named(best.strategy)}: {best.iteration_time_s:.4g} s; "
-            f"this one takes {factor:.3g} times as long"
+            f"best by the same cost model: {named(best.strategy)}: "
+            f"{figure_text(best.iteration_time_s)} s; this one takes {factor:.3g} times as long"
         )
 
 

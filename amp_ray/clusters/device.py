@@ -13,6 +13,14 @@ _WORDS: Final = ("name", "source")
 """Fields of a data sheet that are not numbers."""
 
 
+_NO_FLASH_ATTENTION: Final = ("T4", "P100-16", "V100-16", "V100-32")
+"""NVIDIA boards below compute capability 8.0, which FlashAttention-2 and cuDNN's fused attention
+need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTorch)."""
+
+_MEASURED: Final = ("T4", "V100-16", "A100-40", "A100-80", "H100", "B200", "B300", "GB200")
+"""Boards of the measurements in ``experiments/published``, which `make accuracy` compares."""
+
+
 def is_cpu(name: str) -> bool:
     """Return whether a name denotes a CPU core: ``cpu``, or ``cpu-`` and any text.
 
@@ -74,6 +82,16 @@ class Device:
             message = f"device {self.name!r} does not compute in {precision}; it can do {able}"
             raise ValueError(message)
         return rate
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """Whether FlashAttention-2 runs on it."""
+        return self.name not in _NO_FLASH_ATTENTION
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether published measurements of it were compared with our times."""
+        return self.name in _MEASURED
 
     @property
     def reached_link_bytes_per_s(self) -> float | None:

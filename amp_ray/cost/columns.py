@@ -13,12 +13,15 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.device import CATALOGUE, is_cpu
 from amp_ray.cost.estimate import Cost, Estimate
 from amp_ray.cost.messages import MessageModel
+from amp_ray.cost.roofline import ALIGNED
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.step_end import tied_pairs
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.strategy import Strategy, all_bounds
 from amp_ray.units import BYTES_PER_ELEMENT, SECONDS_PER_HOUR
 
@@ -26,6 +29,9 @@ _PASSES: Final = 3
 """Work of both passes in units of a forward pass: a backward pass is twice a forward pass."""
 
 _TIED_RANKS: Final = 2
+
+_TILE: Final = 64
+"""Elements of the smallest tile in which tensor cores reach most of their rate."""
 
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
@@ -70,6 +76,7 @@ class Columns:
             *([SLOW_LINK.format(slow_links)] if slow_links else []),
             *([] if experiment.is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in experiment.model.shape.not_counted),
+            *remarks(experiment),
         )
 
     @cached_property
@@ -184,6 +191,33 @@ class Columns:
         """Return the price of a byte that goes once around a ring, node after node."""
         nodes = np.unique(self._node_of_device[devices])
         return float(self._prices[nodes, np.roll(nodes, -1)].sum())
+
+
+def remarks(experiment: Experiment) -> Iterator[str]:
+    """List facts on boards and sizes that make all times of an experiment less certain, or longer.
+
+    Tensor cores read multiples of 16 bytes, 8 elements in half precision, and reach their rate in
+    tiles of at least 64 elements (NVIDIA, Matrix Multiplication Background User's Guide).
+    """
+    traits, shape = experiment.traits, experiment.model.shape
+    fuses = traits.fused_attention or RUNTIMES.get(traits.name, traits).fused_attention
+    kernel = "PyTorch's memory-efficient kernel" if traits.fused_attention else "separate kernels"
+    types = {device.name: device for device in experiment.cluster.device_types}
+    for name, device in types.items():
+        if fuses and not device.has_flash_attention:
+            yield f"{name} has no FlashAttention-2 (compute capability below 8.0), but {kernel}"
+        is_backed = device.is_measured or experiment.profile.is_measured or is_cpu(name)
+        if name in CATALOGUE and not is_backed:
+            yield f"{name}: figures of its data sheet, which no measurement here backs"
+    if not shape.num_tokens:
+        return
+    sizes = [("sequence length", shape.sequence_length, _TILE)]
+    if shape.num_heads:
+        head_size = shape.head_size or shape.hidden_size // shape.num_heads
+        sizes.insert(0, ("head size", head_size, ALIGNED))
+    for name, size, multiple in sizes:
+        if size % multiple:
+            yield f"{name} {size} is no multiple of {multiple}, which tensor cores need"
 
 
 def _spans(stages: PlacedStages, stage: int) -> Iterator[tuple[IntArray, int, int]]:

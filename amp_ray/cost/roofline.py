@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
+from amp_ray.models.blocks import OLDER_ATTENTION_RATE
 from amp_ray.models.operator import Elementwise, Gemm, Operator
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
@@ -276,11 +277,11 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         constants,
     )
     if op.flops:
-        busy_s = (
-            samples
-            * op.flops
-            / (op.rate_fraction * product_rate(rank, rank.beside_fp8.precision, constants))
-        )
+        fraction = op.rate_fraction
+        if not rank.device.has_flash_attention:
+            fraction = min(fraction, OLDER_ATTENTION_RATE)
+        rate = fraction * product_rate(rank, rank.beside_fp8.precision, constants)
+        busy_s = samples * op.flops / rate
         forward_s = max(forward_s, busy_s)
         backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS * busy_s)
     return Phases(forward_s=forward_s, backward_s=backward_s)

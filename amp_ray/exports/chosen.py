@@ -10,6 +10,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
+from amp_ray.units import figure_text
 
 _OFF: Final[Mapping[str, object]] = {
     **dict.fromkeys(("tp", "pp", "dp", "virtual_stages"), 1),
@@ -35,7 +36,7 @@ class Chosen:
         """Title in one line; the experiment's name may contain any printable text."""
         strategy = self.strategy
         degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
-        time = "" if self.predicted_s is None else f", {self.predicted_s:.4g} s predicted"
+        time = "" if self.predicted_s is None else f", {figure_text(self.predicted_s)} s predicted"
         size = f"micro-batch size {strategy.micro_batch_size}"
         return f"{self.experiment.name}: {degrees}, {size}{time}"
 

@@ -312,7 +312,7 @@ class _Builder:
     @cached_property
     def model(self) -> Model:
         """The chain of layers to train."""
-        section, traits = self._checked.model, self.traits
+        section, traits = self._checked.model, self.traits_on_boards
         text = self._text(section.config, "model", "config")
         with self._document.at("model"):
             return build_model(
@@ -330,6 +330,19 @@ class _Builder:
         checked = self._checked
         whole = build_cluster(self._document, checked.cluster, checked.precision, text)
         return _split_hosts(self._document, whole, checked.trials.host_groups)
+
+    @cached_property
+    def traits_on_boards(self) -> RuntimeTraits:
+        """The traits, with separate attention kernels if a board lacks the runtime's fused one."""
+        traits = self.traits
+        if traits.fuses_older_attention or "fused_attention" in self._checked.traits:
+            return traits
+        try:
+            types = self.hosts[0].device_types
+        except InputError:  # raised where the cluster is needed; the model's mistakes count too
+            return traits
+        has_kernel = all(device.has_flash_attention for device in types)
+        return traits if has_kernel else replace(traits, fused_attention=False)
 
     @cached_property
     def trials(self) -> TrialSettings:
@@ -381,7 +394,7 @@ class _Builder:
     def experiment(self) -> Experiment:
         """Return the complete experiment."""
         checked, document = self._checked, self._document
-        for key, reason in checked.search.problems(self.traits, self.model.shape):
+        for key, reason in checked.search.problems(self.traits_on_boards, self.model.shape):
             document.refuse(reason, "search", key)
         return Experiment(
             name=checked.name,
@@ -389,7 +402,7 @@ class _Builder:
             cluster=self.hosts[0],
             profile=self.profile,
             constants=self.constants,
-            traits=self.traits,
+            traits=self.traits_on_boards,
             precision=self.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,

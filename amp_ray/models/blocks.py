@@ -21,6 +21,11 @@ FLASH_ATTENTION_2_RATE: Final = 0.7
 """Rate of fused attention relative to matrix products: FlashAttention-2 reaches half to three
 quarters of an A100's peak, GEMMs 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
 
+OLDER_ATTENTION_RATE: Final = 0.4
+"""The same for the memory-efficient kernel that PyTorch uses where FlashAttention-2 cannot. It
+is the algorithm of FlashAttention-1, which reaches 25 to 40 % of the peak (the same paper,
+abstract)."""
+
 RING_BUFFERS: Final = 4
 """Keys and values of one rank that live in a step of a ring: those attended to and those that
 arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""

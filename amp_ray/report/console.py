@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +16,8 @@ FIGURE: Final[Column] = {"justify": "right", "no_wrap": True}
 WORD: Final[Column] = {"no_wrap": True}
 TEXT: Final[Column] = {"overflow": "fold"}
 """Settings of columns that keep their width, and of the one that wraps its lines."""
+
+_UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
 _HTML_WIDTH: Final = 180
 
@@ -69,6 +72,18 @@ def table(
         texts = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
         drawn.add_row(*texts, style=style)
     return drawn
+
+
+def phrase_lines(text: str, room: int) -> list[str]:
+    """Break a list of phrases into lines, between phrases if possible."""
+    phrases = (
+        phrase.replace(" ", _UNBREAKABLE) if len(phrase) < room else phrase
+        for phrase in text.split(", ")
+    )
+    return [
+        line.replace(_UNBREAKABLE, " ")
+        for line in wrap(", ".join(phrases), room, break_on_hyphens=False)
+    ]
 
 
 def html_of(drawn: RenderableType) -> str:

@@ -3,8 +3,9 @@
 import html
 import json
 import platform
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -12,28 +13,31 @@ from string import Template
 from typing import Any, Final
 
 from amp_ray import __version__
+from amp_ray.clusters.device import is_cpu
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.cost.timeline import Timeline
+from amp_ray.exports.chosen import Chosen
+from amp_ray.exports.starts import Start, start_of
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.redaction import redact_values
 from amp_ray.report.strategy_text import (
-    figure_text,
-    plan_text,
+    advised_text,
     recommendation_lines,
     strategy_text,
     time_text,
+    what_is_planned,
 )
 from amp_ray.report.study import warning_texts
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.planner import AMP_RAY, Planner, make_planner
+from amp_ray.search.ranking import is_risky
 from amp_ray.search.rows import difference, row
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import trial_tells_time, with_mean
 from amp_ray.trials.runtime_strategy import RUNTIMES
 from amp_ray.trials.timeline import RankTimeline
-from amp_ray.units import GIB, counted
+from amp_ray.units import GIB, counted, figure_text
 
 _FOLDER: Final = "data/report"
 _LIBRARY: Final = "plotly-basic.min.js"
@@ -55,6 +59,7 @@ def page(record: Mapping[str, Any]) -> str:
     return Template(text("page.html")).substitute(
         title=html.escape(record["title"]),
         subtitle=html.escape(record["subtitle"]),
+        lead=f'<p class="lead">{html.escape(record["lead"])}</p>' if record["lead"] else "",
         style=text("page.css"),
         data=data.replace("<", "\\u003c"),
         plotly=text(_LIBRARY),
@@ -65,7 +70,21 @@ def page(record: Mapping[str, Any]) -> str:
 _NUM_LOST: Final = 5  # number of plans after the best one to compare with it
 
 _MOST_INSTRUCTIONS: Final = 6000
-"""Most bars for a browser to draw; a longer timeline shows its first micro-batches."""
+"""Most bars for a browser to draw; a longer timeline shows every second stage, or fewer."""
+
+_LEAST_RISK: Final = 0.001  # smaller probabilities of a failure are not written out
+
+_LEAST_CUT: Final = 4  # passes of the first stage from which on the steady part is left out
+
+_PASS: Final = re.compile(r"(?P<stage>\d+)(?P<kind>[FB])\d")  # see `cost.instructions.Instruction`
+
+_Item = tuple[str, float, float]
+
+_NUMBERS: Final = (
+    *("no other", "one other", "two others", "three others", "four others", "five others"),
+    *("six others", "seven others", "eight others", "nine others", "ten others"),
+)
+"""Numbers of ties in a sentence; larger ones are written as figures."""
 
 _PACKAGES: Final = ("numpy", "numba", "ray", "torch", "deepspeed")
 
@@ -89,11 +108,12 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         source: Path of the experiment file, for the commands on the page.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
+    sizes = f"{counted(len(ranking.results), 'candidate')} by cost model {planned.cost_model}"
     results = ranking.results
     rows = [row(result, number, experiment) for number, result in enumerate(results, start=1)]
     best, record = ranking.best, _empty(experiment)
     record |= {
-        "subtitle": _subtitle(experiment, planned.cost_model, len(rows)),
+        "subtitle": _subtitle(experiment, sizes),
         "rows": [_slim(full, names) for full in rows],
     }
     if best is None:
@@ -103,8 +123,9 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         for tied in record["rows"][1 : ranking.num_tied]:
             tied["tied"] = True
         record |= {
+            "lead": _lead(rows[0], best, experiment, num_ties=max(ranking.num_tied - 1, 0)),
             "figures": _figures(rows[0], best),
-            "commands": _commands(source, rows[0], experiment),
+            **_run(source, best, experiment),
             **_best(able, record["rows"], experiment, planned.planner, names),
         }
     return record | {"names": list(names.numbers)}
@@ -117,8 +138,9 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
     """
     experiment, result, names = study.calibrated(), study.result, _Names()
     rows, recommended, certificate = study.ranking, study.recommendation, result.get("certificate")
+    sizes = f"a study of {counted(len(result['trials']), 'trial')}"
     record = _empty(experiment) | {
-        "subtitle": _subtitle(experiment, AMP_RAY, len(rows)),
+        "subtitle": _subtitle(experiment, sizes),
         "rows": [_slim(full, names) for full in rows],
     }
     if recommended is not None:
@@ -129,11 +151,13 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
         ties = [tie["strategy"] for tie in recommended["ties"]]
         for full, slim in zip(rows, record["rows"], strict=True):
             slim["tied"] = full["strategy"] in ties
+        full = row(best, 1, experiment) | {"interval_s": recommended.get("interval_s")}
         record |= {
-            "figures": _study_figures(row(best, 1, experiment), best, recommended),
-            "commands": _commands(source, rows[0], experiment),
+            "lead": _lead(full, best, experiment, num_ties=len(ties)),
+            "figures": _study_figures(full, best, recommended),
+            **_run(source, best, experiment),
             **_best([best, *able], record["rows"], experiment, planner, names),
-            "measured_timeline": measured_lanes(study.timeline(best.strategy)),
+            "measured_timeline": abridged(measured_lanes(study.timeline(best.strategy))),
         }
         record["notes"] += [text.strip() for text in recommendation_lines(recommended)]
     record |= _trial_records(result, names)
@@ -205,30 +229,42 @@ def _empty(experiment: Experiment) -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     environment.append(("system", f"{platform.system()} {platform.machine()}"))
+    [model, *_lengths, cluster], _settings = what_is_planned(experiment)
     empty: tuple[str, ...] = ("figures", "notes", "commands", "rows", "lost", "cluster", "trials")
     return {
-        "title": experiment.name,
+        "title": f"{model} on {cluster}",
+        "lead": None,
         "best": None,
         "timeline": None,
         "measured_timeline": None,
-        "timeline_note": None,
         "environment": environment,
         **{name: [] for name in (*empty, "fitted", "constants")},
     }
 
 
-def _subtitle(experiment: Experiment, cost_model: str, num_rows: int) -> str:
-    cluster, model = experiment.cluster, experiment.model
-    devices = ", ".join(
-        f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
-        for device in cluster.device_types
-    )
-    return (
-        f"{model.name}, {model.num_parameters / 1e9:.3g} billion parameters, batch "
-        f"{experiment.global_batch_size}, {experiment.precision}, on {devices} "
-        f"({counted(len(cluster.nodes), 'node')}); {counted(num_rows, 'candidate')} by cost model "
-        f"{cost_model}, runtime {experiment.traits.name}"
-    )
+def _subtitle(experiment: Experiment, sizes: str) -> str:
+    """Name the experiment with the settings that the title leaves out."""
+    [_model, *lengths, _cluster], settings = what_is_planned(experiment)
+    return f"{experiment.name}: {', '.join((*lengths, *settings))}; {sizes}"
+
+
+def _lead(full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, num_ties: int) -> str:
+    """Say in a sentence which plan to use, how fast it is, and how many are as good.
+
+    ``full`` is the plan's ROW, ``best`` its estimate.
+    """
+    is_gpu = not any(is_cpu(device.name) for device in experiment.cluster.device_types)
+    rate = best.tokens_per_s_per_device
+    speed = f"{figure_text(best.iteration_time_s)} s per iteration"
+    if rate is not None:
+        speed = f"{rate:,.0f} tokens/s per {'GPU' if is_gpu else 'device'}"
+    if full.get("interval_s"):
+        speed += f", ±{full['interval_s'][1] / best.iteration_time_s - 1:.0%}".replace("%", " %")
+    if is_risky(best):
+        speed += f", with a risk of {best.failure_probability:.0%} to fail".replace("%", " %")
+    number = _NUMBERS[num_ties] if num_ties < len(_NUMBERS) else f"{num_ties} others"
+    ties = f"; {number} {'is' if num_ties == 1 else 'are'} as good" if num_ties else ""
+    return f"Use {advised_text(full['strategy'])}: {speed}{ties}."
 
 
 def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:
@@ -241,11 +277,9 @@ def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:
 def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
     """Return the figures at the top of the page, as names and texts."""
     interval = full.get("interval_s")
-    around = f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else ""
-    figures = [
-        ("plan", plan_text(full["strategy"])),
-        ("per iteration", f"{best.iteration_time_s:.4g} s{around}"),
-    ]
+    ends = " to ".join(figure_text(end, 3) for end in interval or ())
+    around = f" ({ends})" if ends else ""
+    figures = [("per iteration", f"{figure_text(best.iteration_time_s)} s{around}")]
     if best.tokens_per_s:
         figures.append(("tokens per second", f"{best.tokens_per_s:,.0f}"))
     if full.get("mfu"):
@@ -256,7 +290,9 @@ def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
         figures.append(
             ("memory of the fullest stage", f"{peak / GIB:.1f} of {limit / GIB:.1f} GiB")
         )
-    figures.append(("risk of failure", f"{best.failure_probability:.1%}"))
+    is_safe = best.failure_probability < _LEAST_RISK
+    risk = f"<{_LEAST_RISK:.1%}" if is_safe else f"{best.failure_probability:.1%}"
+    figures.append(("risk of failure", risk))
     if best.cost is not None:
         figures.append(("cost per iteration", figure_text(best.cost.per_iteration)))
     return figures
@@ -266,31 +302,50 @@ def _study_figures(
     full: Mapping[str, Any], best: Estimate, recommended: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """Return the figures at the top of a study's page, measured times first."""
-    plan, _, *further = _figures(full, best)
+    _, *further = _figures(full, best)
     how = {"posterior": "measured and predicted,"}.get(recommended["rests_on"])
     times = [(f"{how or recommended['rests_on']} per iteration", time_text(recommended))]
     if recommended["rests_on"] != "predicted":
         predicted_s = figure_text(recommended["predicted_s"])
         times.append(("predicted per iteration", f"{predicted_s} s"))
-    return [plan, *times, *further]
+    return [*times, *further]
 
 
-def _commands(
-    source: str, full: Mapping[str, Any], experiment: Experiment
-) -> list[tuple[str, str]]:
-    """Return commands with descriptions; they repeat this plan's ``--set`` options."""
-    commands, name = [], shlex.quote(source)
+def _run(source: str, best: Estimate, experiment: Experiment) -> dict[str, Any]:
+    """Return commands with descriptions, the start first, and a note if there is no start.
+
+    The commands repeat this plan's ``--set`` options.
+    """
+    commands, name, runtime = [], shlex.quote(source), experiment.traits.name
     if source.endswith((".yaml", ".yml")):
         name += "".join(
             f" --set {shlex.quote(change)}" for change in experiment.source.changes.values()
         )
-        is_tried = experiment.trials.program is not None or experiment.traits.name in RUNTIMES
-        if full["launchable"] and is_tried:
+        is_tried = experiment.trials.program is not None or runtime in RUNTIMES
+        if best.launchable and is_tried:
             commands.append(("Prove it by real trials:", f"amp-ray tune {name}"))
-    return [
-        *commands,
-        ("Hand it over; --help lists the formats:", f"amp-ray export {name} --to ..."),
-    ]
+    commands.append(("Hand it over; --help lists the formats:", f"amp-ray export {name} --to ..."))
+    chosen = Chosen(
+        experiment=experiment, strategy=best.strategy, predicted_s=best.iteration_time_s
+    )
+    try:
+        start = start_of(chosen)
+    except ValueError as refusal:
+        note = f"{runtime} has no start command for this plan: {refusal}."
+        return {"commands": commands, "notes": [note]}
+    if start is not None:
+        commands = [*_start(start, name, runtime), *commands]
+    return {"commands": commands, "notes": []}
+
+
+def _start(start: Start, name: str, runtime: str) -> Iterator[tuple[str, str]]:
+    """Yield the script of a start, and the command that writes it or the files that it needs."""
+    yield f"Start it by {runtime}, on every host, with NODE_RANK=0, 1, ...:", start.script
+    if start.target is not None:
+        yield "Write it:", f"amp-ray export {name} --to {start.target} -o {start.output}"
+        return
+    for file, text in start.files.items():
+        yield f"{file}, which it needs in its folder:", text
 
 
 def _lost(
@@ -321,35 +376,62 @@ def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def _timeline(planner: Planner, best: Estimate) -> dict[str, Any]:
-    """Return the predicted timeline in lanes, shortened if it is too long."""
+    """Return the predicted timeline in lanes, a lane per stage."""
     timeline = planner.timeline(best.strategy)
     if timeline is None:
         return {}
-    lanes, is_cut = _predicted_lanes(timeline, best.strategy.num_micro_batches)
-    note = "The first micro-batches and the end; those between look alike." if is_cut else None
-    return {"timeline": lanes, "timeline_note": note}
-
-
-def _predicted_lanes(
-    timeline: Timeline, num_micro_batches: int
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return a lane per stage with its instructions, and whether some were left out."""
-    total = sum(map(len, timeline))
-    shown = num_micro_batches
-    if total > _MOST_INSTRUCTIONS:
-        shown = max(1, _MOST_INSTRUCTIONS * num_micro_batches // total)
     lanes = [
         {
             "name": f"stage {stage}",
             "items": [
                 (str(span.instruction), round(span.begin_s, 9), round(span.end_s, 9))
                 for span in order
-                if span.end_s > span.begin_s and (span.instruction.micro_batch or 0) < shown
+                if span.end_s > span.begin_s
             ],
         }
         for stage, order in enumerate(timeline)
     ]
-    return lanes, shown < num_micro_batches
+    return {"timeline": abridged(lanes)}
+
+
+def abridged(lanes: list[dict[str, Any]] | None) -> dict[str, Any] | None:
+    """Return lanes without the steady part, in which all micro-batches look alike.
+
+    Shown are warm-up and cool-down: until the first stage has finished two backward passes of
+    each of its chunks, and from the begin of its last two forward passes on.
+
+    Args:
+        lanes: Name and items of each lane; an item is (instruction, begin, end) in seconds.
+
+    Returns:
+        ``lanes``, ``cut`` (begin and end of the part that is left out, or None), ``num_cut``
+        (passes of the first stage in it) and ``step`` (every how many stages one is shown).
+    """
+    if not lanes:
+        return None
+    first = [(_PASS.match(name), begin, end) for name, begin, end in lanes[0]["items"]]
+    forward = sorted(begin for found, begin, _ in first if found and found["kind"] == "F")
+    backward = sorted(end for found, _, end in first if found and found["kind"] == "B")
+    num_kept = 2 * len({found["stage"] for found, *_ in first if found})
+    cut, num_cut = None, 0
+    if min(len(forward), len(backward)) > 2 * num_kept:
+        cut = (backward[num_kept - 1], forward[-num_kept])
+        num_cut = sum(cut[0] <= begin < cut[1] for begin in forward)
+    if cut is None or num_cut < _LEAST_CUT:
+        cut, num_cut = None, 0
+    else:
+        lanes = [{**lane, "items": list(_outside(lane["items"], *cut))} for lane in lanes]
+    step = -(-sum(len(lane["items"]) for lane in lanes) // _MOST_INSTRUCTIONS)
+    return {"lanes": lanes[:: max(step, 1)], "cut": cut, "num_cut": num_cut, "step": step}
+
+
+def _outside(items: Iterable[_Item], begin_s: float, end_s: float) -> Iterator[_Item]:
+    """Yield the parts of items before and behind a span of time."""
+    for name, first_s, last_s in items:
+        if first_s < begin_s:
+            yield name, first_s, min(last_s, begin_s)
+        if last_s > end_s:
+            yield name, max(first_s, end_s), last_s
 
 
 def measured_lanes(ranks: Sequence[RankTimeline]) -> list[dict[str, Any]] | None:
@@ -357,7 +439,4 @@ def measured_lanes(ranks: Sequence[RankTimeline]) -> list[dict[str, Any]] | None
     if not ranks:
         return None
     first = {rank.stage: rank.spans for rank in ranks if rank.is_first}
-    return [
-        {"name": f"stage {stage}", "items": first[stage][:_MOST_INSTRUCTIONS]}
-        for stage in sorted(first)
-    ]
+    return [{"name": f"stage {stage}", "items": first[stage]} for stage in sorted(first)]

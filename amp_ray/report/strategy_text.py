@@ -1,16 +1,18 @@
 """Texts for strategies and recommendations, shared by all outputs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import Model
 from amp_ray.runtime.study.result import MOST_TIES
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_STAGE
-
-_LONG: Final = 1000  # from this value on, figures have no decimals
+from amp_ray.units import GIGA, MEGA, counted, figure_text
 
 
 def plan_text(strategy: Mapping[str, Any]) -> str:
@@ -32,13 +34,25 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
         degrees = [f"{name} {strategy[name]}" for name in ("tp", "dp", "pp")]
     skipped = {"tp", "dp", "pp", "micro_batch_size", "num_micro_batches", "recompute"}
     dimensions = [
-        f"{name.replace('_', ' ')} {value}"
-        for name, value in strategy.items()
-        if name not in skipped and isinstance(value, int | str)
+        _dimension(item)
+        for item in strategy.items()
+        if item[0] not in skipped and isinstance(item[1], int | str) and item[1] is not False
     ]
     recompute = strategy.get("recompute")
     kinds = [f"recompute {_kind(recompute)}"] if recompute and recompute != "none" else []
     return ", ".join([*degrees, *dimensions, f"micro-batch {strategy['micro_batch_size']}", *kinds])
+
+
+def advised_text(strategy: Mapping[str, Any]) -> str:
+    """Name a STRATEGY as in advice, its ZeRO stage last.
+
+    Example:
+        >>> advised_text({"tp": 1, "pp": 4, "dp": 8, "micro_batch_size": 1, "zero_stage": 1})
+        'tp 1, dp 8, pp 4, micro-batch 1 with ZeRO-1'
+    """
+    zero = strategy.get("zero_stage")
+    rest = {name: value for name, value in strategy.items() if name != "zero_stage"}
+    return f"{plan_text(rest)} with ZeRO-{zero}" if zero else plan_text(rest)
 
 
 def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of layers, or a list
@@ -57,6 +71,16 @@ def strategy_text(strategy: Mapping[str, Any]) -> str:
     return f"{plan_text(strategy)}{cuts}"
 
 
+def has_even_cuts(strategy: Strategy, model: Model) -> bool:
+    """Return whether all stages, or all of their chunks, have equal numbers of blocks."""
+    bounds = strategy.given_bounds
+    if strategy.has_operators or bounds[-1] != model.num_layers:
+        return False
+    blocks = [model.block_counts[bound] for bound in bounds]
+    counts = {end - first for first, end in pairwise(blocks)}
+    return len(counts) == 1 and counts != {0}
+
+
 def bounds_text(strategy: Strategy) -> str:
     """List the bounds, after the number of chunks if a stage has several."""
     chunks = f"{strategy.virtual_stages} chunks: " if strategy.is_interleaved else ""
@@ -67,7 +91,40 @@ def chosen_texts(strategy: Strategy, experiment: Experiment) -> list[str]:
     """List the choices of a strategy besides degrees and bounds, each as a text of its own."""
     chunks = f"{strategy.virtual_stages} chunks per stage" if strategy.is_interleaved else ""
     again = _recompute_text(strategy, experiment)
-    return [chunks, _options_of_strategy(strategy, experiment), again]
+    return list(filter(None, (chunks, _options_of_strategy(strategy, experiment), again)))
+
+
+def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
+    """List texts on model and cluster of an experiment, and texts on its settings."""
+    cluster, model = experiment.cluster, experiment.model
+    devices = ", ".join(
+        f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
+        for device in cluster.device_types
+    )
+    length = model.shape.sequence_length
+    zero = "auto" if experiment.zero_stage == AUTO_STAGE else experiment.zero_stage
+    size = model.num_parameters
+    unit, word = (GIGA, "billion") if size >= GIGA else (MEGA, "million")
+    return [
+        f"{model.name}, {figure_text(size / unit, 3)} {word} parameters",
+        *([f"sequences of {length:,}"] if length else []),
+        f"{devices} in {counted(len(cluster.nodes), 'node')}",
+    ], [
+        f"runtime {experiment.traits.name}",
+        experiment.precision,
+        f"batch {experiment.global_batch_size:,}",
+        f"ZeRO {zero}",
+    ]
+
+
+def head_text(experiments: Sequence[Experiment], name: str) -> str:
+    """Name model, cluster and settings in two lines, as far as the experiments share them."""
+    first, *others = map(what_is_planned, experiments)
+    lines = [
+        ", ".join(text for text in texts if all(text in other[index] for other in others))
+        for index, texts in enumerate(first)
+    ]
+    return "\n".join(filter(None, (f"{name}: {lines[0]}".removesuffix(": "), lines[1])))
 
 
 def options_text(result: Result, experiment: Experiment) -> str:
@@ -94,7 +151,8 @@ def _options_text(of_stages: Sequence[StageOptions]) -> str:
 def _dimension(chosen: tuple[str, object]) -> str:
     """Name a dimension with its value, or a flag that is set."""
     name, value = chosen
-    return name.replace("_", " ") if value is True else f"{name} {value}"
+    words = "ZeRO" if name == "zero_stage" else name.replace("_", " ")
+    return words if value is True else f"{words} {value}"
 
 
 def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
@@ -104,17 +162,11 @@ def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
         counts = [str(sum(run.num_operators for run in of_stage)) for of_stage in runs]
         return f"operators recomputed {' '.join(counts)}"
     per_stage = [str(stage.options.recompute) for stage in strategy.stages]
-    if set(per_stage) == {str(experiment.recompute)}:
+    default = NO_RECOMPUTE if experiment.recompute.kind == "auto" else experiment.recompute
+    if set(per_stage) == {str(default)}:
         return ""
     words = per_stage if len(set(per_stage)) > 1 else per_stage[:1]
     return f"recompute {' '.join(words)}"
-
-
-def figure_text(value: float | None) -> str:
-    """Write a figure with four digits."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= _LONG else f"{value:.4g}"
 
 
 def recommendation_lines(recommended: Mapping[str, Any]) -> list[str]:

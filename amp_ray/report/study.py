@@ -15,7 +15,6 @@ from amp_ray.errors import printable
 from amp_ray.report.console import FIGURE, TEXT, Row, table
 from amp_ray.report.strategy_text import (
     bounds_text,
-    figure_text,
     plan_text,
     recommendation_lines,
 )
@@ -25,7 +24,7 @@ from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tel
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.unexpected import Surprise
-from amp_ray.units import counted
+from amp_ray.units import counted, figure_text
 
 _MOST_LIVE_ROWS: Final = 15  # most trials in the live table
 # Lines of a terminal beside the trials: headline, column names, caption, running trials, notes
@@ -68,16 +67,17 @@ def describe(strategy: Strategy) -> str:
 def outcome_text(trial_record: TrialRecord) -> str:
     """Describe the outcome of a trial in one line, with its prediction."""
     outcome, trial = trial_record.outcome, trial_record.trial
+    predicted = figure_text(trial.predicted_s)
     if isinstance(outcome, Measured):
-        spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
-        text = f"measured {outcome.mean_s:.4g} s{spread}, predicted {trial.predicted_s:.4g} s"
+        spread = f" (spread {figure_text(outcome.spread_s, 2)} s)" if outcome.has_spread else ""
+        text = f"measured {figure_text(outcome.mean_s)} s{spread}, predicted {predicted} s"
         if outcome.tells_time:
             excess = _excess(trial, outcome)
             text += f" ({abs(excess):.1%} {'faster' if excess < 0 else 'slower'} than predicted)"
         remarks = map(printable, outcome.remarks)
         return "; ".join([text, *warning_texts(outcome_to_json(outcome)), *remarks])
     if outcome is None:
-        return f"runs, predicted {trial.predicted_s:.4g} s"
+        return f"runs, predicted {predicted} s"
     word, reason = _failure(outcome)
     return f"{word}: {reason}"
 
@@ -164,16 +164,17 @@ def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
     """Return the row of a trial with its outcome, or its current state."""
     plan = trial.strategy
     degrees = [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
-    head = [f"{'*' if is_best else ''}{trial.number}", *degrees, f"{trial.predicted_s:.4g}"]
+    number = f"{'*' if is_best else ''}{trial.number}"
+    head = [number, *degrees, figure_text(trial.predicted_s)]
     style = _BEST if is_best else None
     remark = _bounds(plan)
     if trial.repeats is not None:
         remark += f"; repeats {trial.repeats}"
     if isinstance(outcome, Measured):
-        spread = f"{outcome.spread_s:.2g}" if outcome.has_spread else "-"
+        spread = figure_text(outcome.spread_s, 2) if outcome.has_spread else "-"
         excess = f"{_excess(trial, outcome):+.1%}" if outcome.tells_time else "-"
         remark = "; ".join([remark, *outcome.warnings])
-        return Row([*head, f"{outcome.mean_s:.4g}", spread, excess, remark], style)
+        return Row([*head, figure_text(outcome.mean_s), spread, excess, remark], style)
     if isinstance(outcome, str):
         return Row([*head, "...", "", "", f"{remark}; {outcome}"], style)
     word, reason = _failure(outcome)
@@ -247,7 +248,7 @@ class PlainView:
         repeat = "" if trial.repeats is None else f" (repeats {trial.repeats})"
         self._print(
             f"trial {trial.number}{repeat} on group {group}: {describe(trial.strategy)}, "
-            f"predicted {trial.predicted_s:.4g} s: {trial.reason}"
+            f"predicted {figure_text(trial.predicted_s)} s: {trial.reason}"
         )
 
     def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
@@ -268,7 +269,7 @@ class PlainView:
             return
         self._shown = shown
         best_s = knowledge.status.best_s
-        best = "none" if best_s is None else f"{best_s:.4g} s"
+        best = "none" if best_s is None else f"{figure_text(best_s)} s"
         errors = errors_text(state.trials)
         parts = [f"best so far {best}", errors, f"{counted(state.budget_left, 'trial')} left"]
         self._print("; ".join(filter(None, parts)))
@@ -439,6 +440,6 @@ def _headline(seen: _Seen) -> str:
     parts = [f"{num_trials} of {budget} trials"]
     best_s = knowledge.status.best_s
     if best_s is not None:
-        parts.append(f"best {best_s:.4g} s")
+        parts.append(f"best {figure_text(best_s)} s")
     errors = errors_text(seen.state.trials)
     return ", ".join(parts if errors is None else [*parts, errors])

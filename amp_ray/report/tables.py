@@ -14,14 +14,14 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
-from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, table
-from amp_ray.report.strategy_text import chosen_texts, options_text
+from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
+from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, options_text
 from amp_ray.search.ranking import RISKY_PROBABILITY, Ranking, first_reason, is_risky, reasons_text
 from amp_ray.search.replan import Moves
 from amp_ray.search.rows import training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.units import GIB, counted
+from amp_ray.units import GIB, counted, figure_text
 
 _PARTS: Final = {
     "compute_s": "compute",
@@ -32,14 +32,16 @@ _PARTS: Final = {
     "optimizer_s": "optim",
     "other_s": "other",
 }
-_RATES: Final = ("tok/s\n/dev", "MFU")
+_MEMORY: Final = "peak/limit\nGiB"
+_COST: Final = "cost\n/iter"
+"""Headers of the columns behind the breakdown."""
+
+_EVEN: Final = "even"
+_WHOLE: Final = "whole"
+"""Words for bounds: stages with equal numbers of blocks, and a single stage."""
 
 _LEAST_ROOM: Final = 30
 """Least width of bounds and places; the breakdown is left out before they get less."""
-
-_MOST_DIGITS_S: Final = 10_000  # seconds from which on a time has no decimals
-
-_UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
 _LONG_RUN: Final = 3  # number of nodes from which on only the ends of a run are named
 
@@ -72,9 +74,10 @@ def ranking_table(
 class ResultsTable:
     """A table of results in their order, with an explanation of the marks below it.
 
-    Degrees, micro-batch size, time, memory, risk and bounds are always shown. The nodes of the
-    stages are shown unless all stages use the devices in order. The breakdown of the time is left
-    out if a line has no room for it.
+    Degrees, micro-batch size, time, tokens/s, MFU, memory, risk and bounds are always shown, where
+    the cost model has them; even bounds by that word. The nodes of the stages are shown unless all
+    stages use the devices in order. The breakdown of the time is left out if a line has no room for
+    it.
     """
 
     results: Sequence[Result]
@@ -89,8 +92,8 @@ class ResultsTable:
         is_whole = room >= _LEAST_ROOM
         if not is_whole:
             padding, room = _room(figures, options.max_width, most_padding=0)
-        times = 6 + any(estimate.interval_s for estimate in self._estimates)
-        columns = [*figures[:times], *(parts if is_whole else ()), *figures[times:]]
+        num_speeds = sum(header not in {_MEMORY, _COST, self._risk} for header, *_cells in figures)
+        columns = [*figures[:num_speeds], *(parts if is_whole else ()), *figures[num_speeds:]]
         num_able = sum(isinstance(result, Estimate) and result.feasible for result in self.results)
         last = "bounds" if num_able == len(self.results) else "bounds, or why not"
         settings = [(_two_lines(header), _settings(header)) for header, *_cells in columns]
@@ -123,40 +126,46 @@ class ResultsTable:
         )
         headers = ("#", "tp", "dp", "pp", "micro-\nbatch")
         columns = [[header, *cells] for header, *cells in zip(headers, *rows, strict=True)]
-        cells = {"+-": _interval, "peak/limit\nGiB": _memory, "cost\n/iter": _cost}
+        cells = {"+-": _interval, "tok/s\n/dev": _tokens, "MFU": _mfu}
+        cells |= {_MEMORY: _memory, _COST: _cost}
         if any(estimate.failure_probability for estimate in self._estimates):
-            cells[f"{self._risk}\nrisk"] = _risk
+            cells[self._risk] = _risk
         optional = (self._column(header, cell) for header, cell in cells.items())
         shown = (column for column in optional if set(column[1:]) - {"-"})
         return [*columns, self._column("s/iter", _time), *shown]
 
     @property
     def _risk(self) -> str:
-        """Return the name of the risk column: some launchers also have a time limit."""
-        return "OOM" if self.experiment.traits.launch_limit_s is None else "failure"
+        """Return the header of the risk column: some launchers also have a time limit."""
+        return f"{'OOM' if self.experiment.traits.launch_limit_s is None else 'failure'}\nrisk"
 
     def _parts(self) -> list[list[str]]:
         """Return the columns of the breakdown; none for a cost model without one."""
         if not any(estimate.breakdown for estimate in self._estimates):
             return []
-        parts = [self._column(header, partial(_part, name)) for name, header in _PARTS.items()]
-        if not any(estimate.tokens_per_s for estimate in self._estimates):
-            return parts
-        return [*map(self._column, _RATES, (_tokens, _mfu)), *parts]
+        return [self._column(header, partial(_part, name)) for name, header in _PARTS.items()]
 
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or the reason of a failure."""
         if isinstance(result, Infeasible) or not result.feasible:
             shown = options_text(result, self.experiment)
             return wrap(str(first_reason(result)), room) + wrap(shown, room)
-        marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
-        lines = wrap(" ".join(map(str, result.strategy.given_bounds)) + marks, room)
-        for text in chosen_texts(result.strategy, self.experiment):
-            lines += wrap(text, room)
+        marks = [self._marks[text] for text in result.warnings if text in self._marks]
+        cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
+        lines = phrase_lines(
+            ", ".join([cuts, *chosen_texts(result.strategy, self.experiment)]), room
+        )
         if not self._has_places:
             return lines
         places = places_text(result.strategy, self.experiment.cluster)
-        return lines + _lines(f"on {places}" if result.strategy.is_uniform else places, room)
+        return lines + phrase_lines(f"on {places}" if result.strategy.is_uniform else places, room)
+
+    def _cuts(self, strategy: Strategy) -> str:
+        """Return the bounds, or a word where stages have equal numbers of blocks."""
+        if strategy.pp == 1 and not strategy.has_operators:
+            return _WHOLE
+        is_even = has_even_cuts(strategy, self.experiment.model)
+        return _EVEN if is_even else " ".join(map(str, strategy.given_bounds))
 
     @cached_property
     def _has_places(self) -> bool:
@@ -165,25 +174,46 @@ class ResultsTable:
 
     @cached_property
     def _marks(self) -> dict[str, str]:
-        """Return a letter for each warning of the feasible rows."""
-        feasible = [estimate for estimate in self._estimates if estimate.feasible]
-        texts = dict.fromkeys(text for estimate in feasible for text in estimate.warnings)
+        """Return a letter for each warning of some feasible rows, but not of all."""
+        texts = [text for text in self._warnings if text not in self._remarks]
         return {text: chr(ord("a") + index) for index, text in enumerate(texts)}
+
+    @cached_property
+    def _remarks(self) -> list[str]:
+        """Return the warnings that all feasible rows share."""
+        return [
+            text
+            for text in self._warnings
+            if all(text in estimate.warnings for estimate in self._estimates if estimate.feasible)
+        ]
+
+    @cached_property
+    def _warnings(self) -> list[str]:
+        """Return the warnings of the feasible rows, each once."""
+        feasible = [estimate for estimate in self._estimates if estimate.feasible]
+        return list(dict.fromkeys(text for estimate in feasible for text in estimate.warnings))
 
     def _legend(self, width: int) -> Iterator[str]:
         """Explain the marks and the columns that are not self-explanatory."""
         operators = self.experiment.profile.operators
-        if operators and any(estimate.strategy.has_operators for estimate in self._estimates):
+        cuts = {self._cuts(estimate.strategy) for estimate in self._estimates}
+        if not cuts - {_WHOLE, _EVEN}:
+            pass
+        elif operators and any(estimate.strategy.has_operators for estimate in self._estimates):
             yield f"bounds count operators of {operators.model}: {operators.num_operators} in all"
         else:
             layers = layers_text(self.experiment.model)
-            yield from _lines(f"bounds count layers: {layers}", width)
+            yield from phrase_lines(f"bounds count layers: {layers}", width)
+        if _EVEN in cuts:
+            yield f"{_EVEN}: stages have equal numbers of blocks"
         if self._has_places:
             yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
         if any(_is_split(result) for result in self.results):
             yield "split: samples of all dp ranks of a stage together, else of one replica"
         for warning, mark in self._marks.items():
             yield f"({mark}) {warning}"
+        for remark in self._remarks:
+            yield f"remark: {remark}"
 
 
 def moves_table(moves: Moves) -> RenderableType:
@@ -197,7 +227,7 @@ def moves_table(moves: Moves) -> RenderableType:
     total, lost = moves.total_bytes / GIB, sum(moves.lost_bytes.values()) / GIB
     summary = (
         f"the best strategy moves {total:.2f} GiB, {lost:.2f} of it from a checkpoint; "
-        f"about {moves.transfer_s:.3g} s over the network"
+        f"about {figure_text(moves.transfer_s, 3)} s over the network"
     )
     return Group(drawn, Text(summary))
 
@@ -222,7 +252,7 @@ def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) ->
 
 def _settings(header: str) -> Column:
     """Return the settings of a column of figures; columns of the breakdown are dim."""
-    return {**FIGURE, "style": "dim"} if header in (*_PARTS.values(), *_RATES) else FIGURE
+    return {**FIGURE, "style": "dim"} if header in _PARTS.values() else FIGURE
 
 
 def _two_lines(header: str) -> str:
@@ -255,7 +285,7 @@ def _degrees(result: Result) -> list[str]:
 
 def _time(estimate: Estimate) -> str:
     time_s = estimate.iteration_time_s
-    return f"{time_s:.4g}" if time_s < _MOST_DIGITS_S else f"{time_s:.0f}"
+    return figure_text(time_s)
 
 
 def _interval(estimate: Estimate) -> str | None:
@@ -289,21 +319,12 @@ def _memory(estimate: Estimate) -> str | None:
 
 
 def _cost(estimate: Estimate) -> str | None:
-    return None if estimate.cost is None else f"{estimate.cost.per_iteration:.4g}"
+    return None if estimate.cost is None else figure_text(estimate.cost.per_iteration)
 
 
 def _risk(estimate: Estimate) -> str:
     percent = round(100 * estimate.failure_probability)
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
-
-
-def _lines(text: str, room: int) -> list[str]:
-    """Break a list of phrases into lines, between phrases if possible."""
-    phrases = (
-        phrase.replace(" ", _UNBREAKABLE) if len(phrase) < room else phrase
-        for phrase in text.split(", ")
-    )
-    return [line.replace(_UNBREAKABLE, " ") for line in wrap(", ".join(phrases), room)]
 
 
 def _speed_text(best: Estimate, tokens: float | None) -> str:
@@ -316,7 +337,7 @@ def _speed_text(best: Estimate, tokens: float | None) -> str:
         return text
     money = "" if needs["money"] is None else f", {needs['money']:,.0f} of money"
     return (
-        f"{text}; {tokens:.3g} tokens take {needs['days']:,.3g} days, "
+        f"{text}; {tokens:.3g} tokens take {figure_text(needs['days'], 3)} days, "
         f"{needs['device_hours']:,.0f} device-hours{money}"
     )
 

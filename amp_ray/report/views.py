@@ -1,18 +1,19 @@
 """Views of an explanation, a sweep, a calibration and the doctor's findings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from amp_ray.calibration import Calibration, TrialRecord
-from amp_ray.report.console import FIGURE, TEXT, WORD, Row, table
-from amp_ray.report.strategy_text import figure_text, plan_text
+from amp_ray.report.console import FIGURE, TEXT, WORD, Row, phrase_lines, table
+from amp_ray.report.strategy_text import plan_text
 from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.trials.doctor.findings import Finding, Level, only
-from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted
+from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted, figure_text
 
 Record = Mapping[str, Any]
 
@@ -20,13 +21,25 @@ _LEAST_SHARE: Final = 0.005  # smaller parts of an iteration are left out
 _LEAST_GAIN: Final = 0.005  # advice with a smaller gain is dimmed
 _LONGEST_REASON: Final = 60  # characters of the reason why a point has no plan
 
-_FIGURES: Final[Mapping[str, Callable[[Record], float | None]]] = {
-    "s/iter": lambda point: point["row"]["iteration_time_s"],
-    "samples/s": lambda point: None if point["row"]["tokens_per_s"] else point["samples_per_s"],
-    "tokens/s": lambda point: point["row"]["tokens_per_s"],
-    "MFU %": lambda point: None if point["row"]["mfu"] is None else 100 * point["row"]["mfu"],
+_LINEAR: Final = "of\nlinear"
+_LEAST_PLAN: Final = 30  # least width of the column of plans
+_LEAST_NEEDED: Final = ("GiB", "cost\n/iter", "s/iter", "MFU")
+"""Columns of a sweep to leave out where there is no room for plans, the first one first."""
+
+_FIGURES: Final[Mapping[str, Callable[[Record], str | None]]] = {
+    "s/iter": lambda point: figure_text(point["row"]["iteration_time_s"]),
+    "samples\n/s": lambda point: (
+        None if point["row"]["tokens_per_s"] else figure_text(point["samples_per_s"])
+    ),
+    "tok/s\n/dev": lambda point: _whole(point["row"]["tokens_per_s_per_device"]),
+    _LINEAR: lambda point: _percent(point["linear_fraction"]),
+    "MFU": lambda point: _percent(point["row"]["mfu"]),
     "GiB": lambda point: _gib(point["row"]["peak_memory_bytes"]),
-    "cost/iter": lambda point: point["row"]["cost"] and point["row"]["cost"]["per_iteration"],
+    "cost\n/iter": lambda point: (
+        point["row"]["cost"] and figure_text(point["row"]["cost"]["per_iteration"])
+    ),
+    "days": lambda point: _need(point["row"], "days"),
+    "money": lambda point: _need(point["row"], "money"),
 }
 """Columns of a sweep, by header: a figure of a point's ROW. Empty columns are left out."""
 
@@ -67,7 +80,7 @@ def _stages(stages: Sequence[Record]) -> Table:
     for index, stage in enumerate(stages):
         first, end = stage["layers"]
         names = stage["nodes"]
-        times = [f"{stage[key] * MILLISECONDS_PER_SECOND:.4g}" for key in passes.values()]
+        times = [figure_text(stage[key] * MILLISECONDS_PER_SECOND) for key in passes.values()]
         memory = [f"{stage[key] / GIB:.1f}" for key in ("peak_memory_bytes", "memory_limit_bytes")]
         where = names[0] if len(names) == 1 else f"{names[0]} + {len(names) - 1} more"
         style = "bold" if stage.get("is_bottleneck") else None
@@ -100,9 +113,9 @@ def _links(links: Sequence[Record]) -> Iterator[str]:
             longest = max(here, key=lambda cut: cut["activation_s"] + cut["gradient_s"])
             ms = [longest[key] * MILLISECONDS_PER_SECOND for key in ("activation_s", "gradient_s")]
             yield (
-                f"{len(here)} of {len(cuts)} cuts {scope}: up to {ms[0]:.3g} ms for an activation, "
-                f"{ms[1]:.3g} ms for its gradient (stage {longest['from_stage']} to "
-                f"{longest['to_stage']})"
+                f"{len(here)} of {len(cuts)} cuts {scope}: up to {figure_text(ms[0], 3)} ms for an "
+                f"activation, {figure_text(ms[1], 3)} ms for its gradient (stage "
+                f"{longest['from_stage']} to {longest['to_stage']})"
             )
     for link in links:
         if "num_groups" in link:
@@ -147,30 +160,79 @@ def _words(part: str) -> str:
     return names.get(part, part.replace("_", " "))
 
 
-def sweep_view(record: Record) -> RenderableType:
-    """Draw the object of ``sweep --json``."""
-    points = record["points"]
-    planned = [point for point in points if point["row"]]
-    shown = [name for name, figure in _FIGURES.items() if any(map(figure, planned))]
-    keys = short_keys([change.partition("=")[0] for change in points[0]["set"]])
-    columns = [
-        *((key, TEXT) for key in keys),
-        *((name, FIGURE) for name in ("devices", *shown)),
-        ("best plan, or why none", TEXT),
-    ]
-    rows = [
-        Row(
-            _point_cells(point, shown, mark=" *" if number == record["knee"] else ""),
-            None if point["row"] else "red",
-        )
-        for number, point in enumerate(points)
-    ]
-    notes = []
-    if record["knee"] is not None:
-        text = "* from here on, added devices bring less than half of their share of samples/s"
-        notes.append(Text(text))
-    title = Text(f"{record['experiment']}, cost model {record['cost_model']}")
-    return Group(title, table(columns, rows), *notes)
+@dataclass(frozen=True, kw_only=True)
+class SweepView:
+    """The object of ``sweep --json``, below a head that names what is planned.
+
+    Columns that can be computed from others are left out if the plans have no room.
+    """
+
+    record: Record
+    head: str
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Draw the table as wide as the lines of the console."""
+        points = self.record["points"]
+        columns = self._columns()
+        for name in _LEAST_NEEDED:
+            if options.max_width - _width(columns) < _LEAST_PLAN:
+                columns = [column for column in columns if column[0] != name]
+        room = options.max_width - _width(columns) - 1
+        plans = ["\n".join(phrase_lines(_plan_or_why(point), room)) for point in points]
+        settings = [(header, FIGURE) for header, *_cells in columns]
+        cells = zip(*(cells for _header, *cells in columns), plans, strict=True)
+        rows = [
+            Row(texts, None if point["row"] else "red")
+            for texts, point in zip(cells, points, strict=True)
+        ]
+        yield Text(self.head)
+        yield Text(", ".join([*self._same(), f"cost model {self.record['cost_model']}"]))
+        plan = ("best plan, or why none", TEXT)
+        yield table([*settings, plan], rows)
+        if self.record["knee"] is not None:
+            yield "* from here on, added devices bring less than half of their share of samples/s"
+        if any(header == _LINEAR for header, *_cells in columns):
+            yield "of linear: speed per device, relative to that of the smallest cluster"
+
+    def _same(self) -> list[str]:
+        """Return the changes that all points have."""
+        first, *others = (point["set"] for point in self.record["points"])
+        return [change for change in first if all(change in other for other in others)]
+
+    def _columns(self) -> list[list[str]]:
+        """Return the columns, each with its header: changed keys, devices, figures of the plans."""
+        points, same = self.record["points"], self._same()
+        changes = [[text for text in point["set"] if text not in same] for point in points]
+        keys = short_keys([text.partition("=")[0] for text in changes[0]])
+        columns = [
+            [key, *(texts[index].partition("=")[2] for texts in changes)]
+            for index, key in enumerate(keys)
+        ]
+        marks = ("*" if number == self.record["knee"] else "" for number in range(len(points)))
+        sizes = [
+            f"{mark}{point['num_devices'] or '-'}"
+            for mark, point in zip(marks, points, strict=True)
+        ]
+        figures = [
+            [header, *((point["row"] and figure(point)) or "-" for point in points)]
+            for header, figure in _FIGURES.items()
+        ]
+        shown = [column for column in figures if set(column[1:]) - {"-"}]
+        return [*columns, ["de-\nvices", *sizes], *shown]
+
+
+def _width(columns: Iterable[Sequence[str]]) -> int:
+    """Return the width of columns with a blank behind each."""
+    lines = ([line for cell in column for line in cell.split("\n")] for column in columns)
+    return sum(max(map(len, column)) + 1 for column in lines)
+
+
+def _plan_or_why(point: Record) -> str:
+    """Return the best plan of a point, or the reason why it has none, cut to a fixed length."""
+    if point["row"]:
+        return plan_text(point["row"]["strategy"])
+    reason: str = point["reason"]
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
@@ -188,20 +250,22 @@ def short_keys(keys: Sequence[str]) -> list[str]:
         num_parts += 1
 
 
-def _point_cells(point: Record, shown: Sequence[str], *, mark: str) -> list[str]:
-    values = [change.partition("=")[2] for change in point["set"]]
-    devices = "-" if point["num_devices"] is None else f"{point['num_devices']}{mark}"
-    row = point["row"]
-    if row is None:
-        reason = point["reason"]
-        cut = reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
-        return [*values, devices, *("-" for _ in shown), cut]
-    figures = [figure_text(_FIGURES[name](point)) for name in shown]
-    return [*values, devices, *figures, plan_text(row["strategy"])]
+def _gib(peak_memory_bytes: Sequence[float] | None) -> str | None:
+    return f"{max(peak_memory_bytes) / GIB:.1f}" if peak_memory_bytes else None
 
 
-def _gib(peak_memory_bytes: Sequence[float] | None) -> float | None:
-    return max(peak_memory_bytes) / GIB if peak_memory_bytes else None
+def _whole(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f}"
+
+
+def _percent(fraction: float | None) -> str | None:
+    return None if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def _need(row: Record, name: str) -> str | None:
+    """Return days or money of the whole training; None without tokens or prices."""
+    value = (row["training"] or {}).get(name)
+    return None if value is None else figure_text(value, 3)
 
 
 # ------------------------------------------------------------------------- calibrations
@@ -254,7 +318,7 @@ def _residuals(trial: TrialRecord) -> tuple[str, ...]:
     if trial.measured_s is None:
         return trial.outcome, "-", "-", "-"
     predictions = (trial.before_s, trial.after_s, trial.left_out_s)
-    return f"{trial.measured_s:.4g} s", *(
+    return f"{figure_text(trial.measured_s)} s", *(
         "-" if predicted is None else f"{100 * (predicted / trial.measured_s - 1):+.1f} %"
         for predicted in predictions
     )

@@ -148,6 +148,34 @@ def knee(variants: Sequence[Variant]) -> Variant | None:
     return None
 
 
+def linear_fractions(variants: Sequence[Variant]) -> list[float | None]:
+    """Return each variant's share of linear scaling.
+
+    It is its samples per second and device over those of the smallest cluster that has a plan,
+    among the variants that differ in keys of the cluster alone. It is None without a plan, and
+    where these clusters have one size.
+    """
+    groups: dict[tuple[str, ...], list[tuple[int, float]]] = {}
+    keys, points = [], []
+    for variant in variants:
+        key = tuple(change for change in variant.changes if not change.startswith("cluster."))
+        point = None
+        if variant.planned is not None and variant.samples_per_s is not None:
+            size = variant.planned.experiment.cluster.num_devices
+            point = (size, variant.samples_per_s / size)
+            groups.setdefault(key, []).append(point)
+        keys.append(key)
+        points.append(point)
+    fractions: list[float | None] = []
+    for key, point in zip(keys, points, strict=True):
+        sizes = [size for size, _rate in groups.get(key, ())]
+        if point is None or len(set(sizes)) < len(sizes) or len(sizes) == 1:
+            fractions.append(None)
+        else:
+            fractions.append(point[1] / min(groups[key])[1])
+    return fractions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """A change and its effect on the best plan."""

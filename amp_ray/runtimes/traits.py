@@ -47,6 +47,9 @@ class RuntimeTraits:
     forward_runs: int = 1  # how often a block's forward pass is computed per micro-batch
     # Whether attention is one kernel, which writes and keeps no scores
     fused_attention: bool = False
+    # Whether attention is one kernel also on boards without FlashAttention-2; else it is separate
+    # kernels there
+    fuses_older_attention: bool = False
     attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0

@@ -42,6 +42,7 @@ from amp_ray.search.space import (
     zero_choices,
 )
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
+from amp_ray.search.stage_groups.simulated_moves import moved_plans
 from amp_ray.search.token_slices import plan_slices
 from amp_ray.search.variants import plans_for_other_clusters
 from amp_ray.strategies.candidate import (
@@ -72,15 +73,14 @@ class SpacePlanner:
         """The experiment to plan."""
         return self.cost_model.experiment
 
-    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+    def plan(self, candidate: AnyCandidate) -> Result:
         """Choose the cuts and devices of a candidate, and estimate the result.
 
         Args:
             candidate: Its recompute and ZeRO setting are fixed.
-            with_bounds: Whether to prove a lower bound for stage groups.
         """
         if isinstance(candidate, GroupsCandidate):
-            return plan_stage_groups(self.device_groups, candidate, with_bounds=with_bounds)
+            return plan_stage_groups(self.device_groups, candidate)
         refused = self.refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -206,8 +206,8 @@ class SpacePlanner:
 class CandidatePlanner(Protocol):
     """Plans candidates."""
 
-    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
-        """Return the best plan; ``with_bounds`` adds a lower bound where one can be proven."""
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Return the best plan."""
         ...
 
 
@@ -221,10 +221,10 @@ class ChooseRecompute:
 
     space: SpacePlanner
 
-    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+    def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan over all choices of recompute."""
         if candidate.options.recompute != AUTO:
-            return self.space.plan(candidate, with_bounds=with_bounds)
+            return self.space.plan(candidate)
         if isinstance(candidate, Candidate) and self.space.is_listed(candidate):
             return self._plan_listed(candidate)
         plans, refusals = self._plans_of_each_kind(candidate)
@@ -232,11 +232,7 @@ class ChooseRecompute:
             return replace(refusals[0], candidate=candidate)
         cost_model = self.space.cost_model
         plans += [with_recompute(cost_model, plan.strategy) for plan in plans]
-        best = min(plans, key=leader_order)
-        if not isinstance(candidate, GroupsCandidate) or not (with_bounds and best.feasible):
-            return replace(best, lower_bound_s=None)
-        bound_s = self.space.device_groups.least_s(with_kind(candidate, NO_RECOMPUTE))
-        return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
+        return replace(min(plans, key=leader_order), lower_bound_s=None)
 
     def _plan_listed(self, candidate: Candidate) -> Result:
         """Solve exactly on devices in hostfile order; token slices use one kind for all stages."""
@@ -257,7 +253,7 @@ class ChooseRecompute:
         """Plan a candidate once per kind of recompute, the same in all stages."""
         settings = recompute_choices(self.space.experiment)
         kinds = dict.fromkeys(setting.whole for setting in settings)
-        results = [self.space.plan(with_kind(candidate, kind), with_bounds=False) for kind in kinds]
+        results = [self.space.plan(with_kind(candidate, kind)) for kind in kinds]
         plans = [result for result in results if isinstance(result, Estimate)]
         return plans, [result for result in results if isinstance(result, Infeasible)]
 
@@ -270,14 +266,14 @@ class ChooseZero:
     space: SpacePlanner  # bounds the time of such a candidate
     _choices: dict[tuple[int, int, int], tuple[Zero, ...]] = field(init=False, default_factory=dict)
 
-    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+    def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan over all ZeRO settings.
 
         Skip settings whose lower bound exceeds the best safe plan so far. The first setting is
         always planned, to show how much memory an infeasible candidate lacks.
         """
         if candidate.options.zero != AUTO_ZERO:
-            return self.inner.plan(candidate, with_bounds=with_bounds)
+            return self.inner.plan(candidate)
         choices = self.choices(candidate)
         bounds: dict[AnyCandidate, float] = {
             choice: self.space.least_s(choice, math.inf) if isinstance(choice, Candidate) else 0.0
@@ -289,7 +285,7 @@ class ChooseZero:
         for choice in choices:
             if results and (bounds[choice] > limit_s or bounds[choice] == math.inf):
                 continue
-            result = self.inner.plan(choice, with_bounds=False)
+            result = self.inner.plan(choice)
             results.append(result)
             if isinstance(result, Estimate) and result.feasible and not is_risky(result):
                 limit_s = min(limit_s, result.iteration_time_s)
@@ -344,7 +340,6 @@ class AmpRayPlanner:
     experiment: Experiment
     traits: ClassVar = PlannerTraits(knows_prices=True, has_constants=True)
     effort: SearchEffort = EFFORT
-    with_bounds: bool = True  # whether to prove a lower bound for stages with device groups
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -402,18 +397,20 @@ class AmpRayPlanner:
             expected_s=self.chooser.expected_s,
             improve=self.improve,
             most_devices=self.effort.max_grid_devices if groups else None,
-            extra_plans=self._on_other_clusters if groups else lambda _plans: [],
+            extra_plans=self._extra_plans if groups else lambda _plans: [],
         )
 
-    def _on_other_clusters(self, plans: Sequence[Estimate]) -> list[Estimate]:
-        """Return the fastest plans made for similar clusters, scored on the real one."""
-        return list(plans_for_other_clusters(self, plans, self.effort))
+    def _extra_plans(self, plans: Sequence[Estimate]) -> list[Estimate]:
+        """Return the fastest plans made for similar clusters, and those that moves reach."""
+        levelled = list(plans_for_other_clusters(self, plans, self.effort))
+        tps = self._space.device_groups.tps
+        moved = moved_plans(self.cost_model, tps, [*plans, *levelled], self.effort)
+        scored = (self.within_limits(self.score(plan.strategy)) for plan in moved)
+        return [*levelled, *(plan for plan in scored if isinstance(plan, Estimate))]
 
     def on_cluster(self, cluster: Cluster) -> Self:
-        """Return a planner for another cluster, without lower bounds."""
-        return replace(
-            self, experiment=replace(self.experiment, cluster=cluster), with_bounds=False
-        )
+        """Return a planner for another cluster."""
+        return replace(self, experiment=replace(self.experiment, cluster=cluster))
 
     def why_none(self, results: Sequence[Result]) -> str:
         """Explain why no result is feasible; name the closest strategy, and one that would fit."""
@@ -447,7 +444,7 @@ class AmpRayPlanner:
         If no cut fits the memory, estimate the best cut without the limit: the result then shows
         how much memory is missing.
         """
-        result = self.chooser.plan(candidate, with_bounds=self.with_bounds)
+        result = self.chooser.plan(candidate)
         if isinstance(result, Estimate):
             result = self.cost_model.with_columns(result)
         return self.within_limits(result)

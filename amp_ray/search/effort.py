@@ -114,22 +114,18 @@ class SearchEffort:
     """Plans whose cuts are moved in the end, fastest first."""
     max_climbed_stages_of_groups: int = 1_000
     """Stages simulated for each of these plans."""
-
-    # Bound on the time of stage groups
-    exact_samples: int = 32
-    """Up to this many samples of a rank, every number of samples is timed."""
-    samples_step: float = 1.05
-    """Factor between the larger numbers of samples that are timed."""
-    exact_sizes: int = 16
-    """Up to this stage capacity, every value is a class by itself."""
-    sizes_step: float = 1.1
-    """Factor between the classes of larger capacities."""
-    total_capacity: int = 64
-    """Least total capacity of all devices; more distinguishes kinds better."""
-    max_stages_behind: int = 4
-    """Stages behind a stage that are counted one by one; beyond, assume the maximum."""
-    max_bound_boxes: int = 4
-    """Ranges of step ends that are solved for the bound."""
+    max_moved_devices: int = 12_000
+    """Devices of all plans that a local search simulates, about one second."""
+    devices_of_plan: int = 16
+    """Devices for which simulating takes as long as all that does not depend on them."""
+    max_moved_starts: int = 8
+    """Fastest plans from which this search begins."""
+    near_moved_fraction: float = 0.1
+    """Plans that are slower than the best one by at most this fraction are moved too."""
+    near_climbed_fraction: float = 0.01
+    """The same for the plans whose cuts are moved."""
+    max_climbed_stages_of_moves: int = 100
+    """Stages simulated while the cuts of a moved plan are moved."""
 
     # Token slices
     slice_granules: int = 32

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from math import gcd
@@ -144,21 +144,29 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tuple[int, ...]:
     """Return global batch sizes within the tolerance that suit the numbers of devices better.
 
-    For all devices, and for each device type, pick the batch with the largest common divisor with
-    the odd part of their number; then the one with the most divisors, then the nearest.
+    For all devices, and for each device type, pick a batch that their number divides, if any; then
+    the one with the largest common divisor with the odd part of their number, then the one with the
+    most divisors, then the nearest.
     """
     batch, cluster = experiment.global_batch_size, experiment.cluster
     slack = int(batch * experiment.limits.batch_tolerance)
     held: Counter[object] = Counter()
     for node in cluster.nodes:
         held[node.device] += node.num_slots
-    odd = {count // (count & -count) for count in (cluster.num_devices, *held.values())}
+    near = range(max(1, batch - slack), batch + slack + 1)
+    odd = {count: count // (count & -count) for count in (cluster.num_devices, *held.values())}
     best = {
         max(
-            range(max(1, batch - slack), batch + slack + 1),
-            key=lambda size: (gcd(size, factor), len(_divisors(size)), -abs(size - batch), -size),
+            near,
+            key=lambda size: (
+                size % count == 0,
+                gcd(size, factor),
+                len(_divisors(size)),
+                -abs(size - batch),
+                -size,
+            ),
         )
-        for factor in odd
+        for count, factor in odd.items()
         if batch % factor
     }
     ordered = sorted(best - {batch}, key=lambda size: (-len(_divisors(size)), size))
@@ -275,6 +283,25 @@ def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
         elif spares_some and kind in supported:
             settings.append(Recompute(kind=kind))
     return tuple(settings)
+
+
+def may_be_group(experiment: Experiment, options: StageOptions) -> bool:
+    """Return whether a stage with devices of its own may have these options."""
+    return options.zero in group_zero_choices(experiment) and options.cp == options.ep == 1
+
+
+def with_other_options(
+    experiment: Experiment, stages: Sequence[StageOptions]
+) -> Iterator[list[StageOptions]]:
+    """Yield options of stages with a choice that the file leaves open: of one stage, or of all."""
+    settings = recompute_choices(experiment) if experiment.recompute == AUTO else ()
+    for kind in dict.fromkeys(setting.whole for setting in settings):
+        changed = [replace(options, recompute=kind) for options in stages]
+        yield changed
+        for index, options in enumerate(changed):
+            yield [*stages[:index], options, *stages[index + 1 :]]
+    for zero in group_zero_choices(experiment):
+        yield [replace(options, zero=zero) for options in stages]
 
 
 def with_most_recompute(experiment: Experiment, candidate: Candidate) -> Candidate:

@@ -70,7 +70,7 @@ class ClusterPlanner(Planner, Protocol):
         ...
 
     def on_cluster(self, cluster: Cluster) -> Self:
-        """Return a planner for another cluster, without lower bounds."""
+        """Return a planner for another cluster."""
         ...
 
     def within_limits(self, result: Result) -> Result:

@@ -6,6 +6,7 @@ from typing import Final
 
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import TunerSettings, TunerState
+from amp_ray.units import figure_text
 
 _SETTLED_SHARE: Final = 0.2
 """Share of the allowed doubt. If only surprises, or strategies that are expected to fail, keep a
@@ -72,12 +73,12 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
 
 def _text(settings: TunerSettings, certificate: Certificate, num_silent: int) -> str:
     """Describe the certificate and its confidence in one sentence."""
-    best = f"the best measured takes {certificate.best_s:.4g} s"
+    best = f"the best measured takes {figure_text(certificate.best_s)} s"
     uncounted = f" ({num_silent} that crashed or did not end are not counted)" if num_silent else ""
     if not certificate.num_untested:
         return f"every strategy that can run was run{uncounted}; {best}"
     confidence = f"{100 * settings.confidence_fraction:.3g} %"
-    bound = f"no untested strategy is faster than {certificate.bound_s:.4g} s"
+    bound = f"no untested strategy is faster than {figure_text(certificate.bound_s)} s"
     parts = [f"with {confidence} confidence {bound}{uncounted}", best]
     if not certificate.holds:
         sure, plain = (

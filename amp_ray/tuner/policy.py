@@ -17,6 +17,7 @@ from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState
 from amp_ray.tuner.trial_status import Figure, TrialStatus, status_of
+from amp_ray.units import figure_text
 
 # How far a run may lie from another one of the same strategy before one counts as disturbed
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
@@ -82,7 +83,7 @@ class _View:
         chance = self.knowledge.chances([index], self.belief).any_below(self.best_s)
         return (
             f"most to gain of {num_left} feasible strategies: {100 * chance:.0f} % chance to be "
-            f"faster than {self.best_s:.4g} s"
+            f"faster than {figure_text(self.best_s)} s"
         )
 
 

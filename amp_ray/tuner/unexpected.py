@@ -7,6 +7,7 @@ from typing import Final
 
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
+from amp_ray.units import figure_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,10 @@ def surprise_of(state: TunerState, trial_record: TrialRecord) -> Surprise | None
             return None
         where = "faster" if measured_s < low_s else "slower"
         text = (
-            f"trial {trial.number} was {where} than expected: measured {measured_s:.4g} s, "
-            f"predicted {trial.predicted_s:.4g} s, at most {high_s:.4g} s and at least "
-            f"{low_s:.4g} s with {100 * state.settings.confidence_fraction:.3g} % confidence"
+            f"trial {trial.number} was {where} than expected: measured {figure_text(measured_s)} "
+            f"s, predicted {figure_text(trial.predicted_s)} s, at most {figure_text(high_s)} s and "
+            f"at least {figure_text(low_s)} s with "
+            f"{100 * state.settings.confidence_fraction:.3g} % confidence"
         )
         return Surprise(trial=trial, measured_s=measured_s, low_s=low_s, high_s=high_s, text=text)
     chance = state.candidates[trial_record.candidate].failure_probability

@@ -38,6 +38,22 @@ function figures(id, entries) {
   section(id).append(list);
 }
 
+// A start by its own program is long: it scrolls, and is copied whole.
+function command(title, text) {
+  const head = element("div", null, "command"), shown = element("pre", text), button = element("button", "Copy", "copy");
+  button.type = "button";
+  button.setAttribute("aria-label", `Copy: ${title}`);
+  button.onclick = () => navigator.clipboard.writeText(text).then(
+    () => { button.textContent = "Copied"; }, () => getSelection().selectAllChildren(shown));
+  shown.tabIndex = 0;
+  shown.setAttribute("role", "region");
+  shown.setAttribute("aria-label", title);
+  head.append(element("p", title), button);
+  section("commands").append(head, shown);
+  const lines = text.split("\n"), start = lines.findIndex((each) => /^(exec|srun) /.test(each));
+  if (start > 0) shown.scrollTop = shown.scrollHeight * start / lines.length;  // the program, below the checks before it
+}
+
 // ---------------------------------------------------------------- charts
 // Plotly takes <a>, <b> and the like in a text for markup; templates are the page's own.
 const OWN = ["hovertemplate"];
@@ -50,7 +66,7 @@ function plain(value) {
 const charts = [];
 function chart(id, title, traces, layout) {
   const place = element("div", null, "chart");
-  place.setAttribute("role", "img");
+  place.setAttribute("role", "figure");
   place.setAttribute("aria-label", title);
   section(id).append(place);
   charts.push([place, traces.map(plain), plain(layout)]);
@@ -96,24 +112,38 @@ const KINDS = [
   ["gradient sync", "#72b7b2", (name) => /REDUCE_GRAD/.test(name)],
   ["optimizer step", "#57a05a", (name) => /STEP/.test(name)],
 ];
-function timeline() {
-  const lanes = [];
-  for (const [kind, found] of [["predicted", data.timeline], ["measured", data.measured_timeline]])
-    if (found) for (const lane of found) lanes.push({ name: `${kind === "measured" ? "measured " : ""}${lane.name}`, items: lane.items });
+// The left out part takes a twentieth of the rest; times behind it move to the left.
+function timeline(shown, kind) {
+  const { lanes, cut, num_cut, step } = shown, end = most(lanes.flatMap((lane) => lane.items.map((item) => item[2])));
+  const gap = cut ? (end - (cut[1] - cut[0])) / 20 : 0, moved = cut ? cut[1] - cut[0] - gap : 0;
+  const place = (time) => 1000 * (cut && time >= cut[1] ? time - moved : time);
   const traces = KINDS.map(([name, colour, is]) => {
     const trace = { type: "bar", orientation: "h", name, marker: { color: colour }, x: [], y: [], base: [],
       customdata: [], hovertemplate: "%{customdata[0]}: %{customdata[1]} to %{customdata[2]} ms<extra>%{y}</extra>" };
-    for (const lane of lanes) for (const [what, begin, end] of lane.items) if (is(what) && end > begin) {
-      trace.x.push(1000 * (end - begin)); trace.base.push(1000 * begin); trace.y.push(lane.name);
-      trace.customdata.push([what, number(1000 * begin, 6), number(1000 * end, 6)]);
+    for (const lane of lanes) for (const [what, begin, finish] of lane.items) if (is(what) && finish > begin) {
+      trace.x.push(1000 * (finish - begin)); trace.base.push(place(begin)); trace.y.push(lane.name);
+      trace.customdata.push([what, number(1000 * begin, 6), number(1000 * finish, 6)]);
     }
     return trace;
   }).filter((trace) => trace.x.length);
-  chart("timeline", "What every stage does when", traces, {
-    barmode: "overlay", bargap: 0.25, height: Math.max(260, 130 + 34 * lanes.length),
-    xaxis: { title: { text: "ms since the iteration began" } },
+  const ticks = ticksOf(0, cut ? cut[0] : end).concat(cut ? ticksOf(cut[1], end) : []);
+  const shapes = cut ? [{ type: "rect", yref: "paper", y0: 0, y1: 1, x0: 1000 * cut[0], x1: 1000 * (cut[0] + gap),
+    line: { width: 0 }, fillcolor: "rgba(128,136,150,0.25)" }] : [];
+  chart("timeline", `What every stage does when, ${kind}: ${traces.map((trace) => trace.name).join(", ")}`, traces, {
+    barmode: "overlay", bargap: 0.25, height: Math.max(260, 130 + 34 * lanes.length), shapes,
+    annotations: shapes.map((shape) => ({ text: "...", showarrow: false, yref: "paper", y: 0.5, x: (shape.x0 + shape.x1) / 2 })),
+    xaxis: { title: { text: `ms, ${kind}` }, tickvals: ticks.map(place), ticktext: ticks.map((time) => number(1000 * time)) },
     yaxis: { autorange: "reversed", categoryorder: "array", categoryarray: lanes.map((lane) => lane.name) } });
-  if (data.timeline_note) section("timeline").append(element("p", data.timeline_note, "quiet"));
+  const notes = [];
+  if (cut) notes.push(`Warm-up and cool-down. The grey gap stands for ${number(1000 * (cut[1] - cut[0]))} ms, in which the first stage begins ${num_cut} more forward passes, all alike.`);
+  if (step > 1) notes.push(`One of ${step} stages is shown.`);
+  if (notes.length) section("timeline").append(element("p", notes.join(" "), "quiet"));
+}
+function ticksOf(begin, end) {
+  const raw = (end - begin) / (innerWidth < 700 ? 2 : 5), unit = 10 ** Math.floor(Math.log10(raw));
+  const step = unit * [1, 2, 5, 10].find((factor) => factor * unit >= raw), ticks = [];
+  for (let index = Math.ceil(begin / step); index * step <= end; index += 1) ticks.push(index * step);
+  return ticks;
 }
 
 // ---------------------------------------------------------------- table of candidates
@@ -129,10 +159,8 @@ const COLUMNS = [
   ["cost/iter", (row) => row.cost && row.cost.per_iteration, (row) => row.cost ? number(row.cost.per_iteration) : "-"],
   ["where the time goes", null, null],
   ["why not", (row) => row.reason, (row) => row.reason || "", "text"],
-].filter(([name]) => (name !== "measured s" || data.rows.some((row) => row.measured_s))
-  && (name !== "MFU %" || data.rows.some((row) => row.mfu))
-  && (name !== "tokens/s" || data.rows.some((row) => row.tokens_per_s))
-  && (name !== "cost/iter" || data.rows.some((row) => row.cost)));
+].filter(([name, , shown]) => (name === "where the time goes" ? data.rows.some((row) => row.breakdown_s)
+  : data.rows.some((row) => !["", "-"].includes(shown(row)))));
 let order = { column: 0, up: true };
 
 function bar(row) {
@@ -195,33 +223,49 @@ function table() {
     heads.append(head);
   });
   document.getElementById("heads").append(heads);
-  const legend = document.getElementById("legend");
-  PARTS.forEach((part, index) => {
-    const item = element("li"), mark = element("i");
-    mark.style.background = COLOURS[index];
-    item.append(mark, NAMES[part] || part);
-    legend.append(item);
-  });
   document.getElementById("filter").oninput = candidates;
   document.getElementById("which").onchange = candidates;
   section("candidates");
+  if (!data.lost.length) document.querySelector("#candidates .scroll").before(legend());
   candidates();
 }
 
 // ---------------------------------------------------------------- the rest
+function legend() {
+  const list = element("ul", null, "legend");
+  PARTS.forEach((part, index) => {
+    if (!data.rows.some((row) => row.breakdown_s && row.breakdown_s[part] > 0)) return;
+    const item = element("li"), mark = element("i");
+    mark.style.background = COLOURS[index];
+    item.append(mark, NAMES[part] || part);
+    list.append(item);
+  });
+  return list;
+}
+// Each plan is a bar as long as its iteration; the words name the parts that differ most.
 function lost() {
-  const list = element("ul");
-  for (const { id, position, difference_s } of data.lost) {
-    const { iteration_time, ...parts } = difference_s;
-    const large = Object.entries(parts).filter(([, value]) => Math.abs(value) > 0.005 * data.best.iteration_time_s)
-      .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
-      .map(([part, value]) => `${NAMES[part] || part} ${value > 0 ? "+" : ""}${number(value, 3)} s`);
-    const risk = data.rows[position - 1].failure_probability, how = iteration_time < 0 ? "less" : "longer";
-    const risky = risk > data.best.failure_probability + 0.01 ? `, with a risk of failure of ${percent(risk)} %` : "";
-    list.append(element("li", `#${position} (${data.names[id]}) takes ${number(Math.abs(iteration_time), 3)} s ${how}${risky}: `
-      + (large.join(", ") || "every part is about the same")));
-  }
-  section("lost").append(list);
+  const first = { ...data.rows[0], iteration_time_s: data.best.iteration_time_s, breakdown_s: data.best.breakdown_s };
+  const list = element("ul", null, "compared"), compared = [first, ...data.lost.map(({ position }) => data.rows[position - 1])];
+  const longest = most(compared.map((row) => row.iteration_time_s));
+  compared.forEach((row, index) => {
+    const item = element("li"), drawn = bar(row), words = [`${number(row.iteration_time_s)} s`];
+    drawn.style.width = `${100 * row.iteration_time_s / longest}%`;
+    if (index) {
+      const { iteration_time, ...parts } = data.lost[index - 1].difference_s;
+      const share = Math.abs(iteration_time) / data.best.iteration_time_s;
+      words.push(share < 0.0005 ? "as long" : `${number(100 * share, 2)} % ${iteration_time < 0 ? "less" : "longer"}`);
+      for (const [more, word] of [[1, "more"], [-1, "less"]]) {
+        const names = Object.entries(parts).filter(([, value]) => more * value > 0.005 * data.best.iteration_time_s)
+          .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).map(([part]) => NAMES[part] || part);
+        const ends = [names.slice(0, -1).join(", "), ...names.slice(-1)].filter(Boolean);
+        if (names.length) words.push(`${word} ${ends.join(" and ")}`);
+      }
+    }
+    if (row.failure_probability > data.best.failure_probability + 0.01) words.push(`risk of failure ${percent(row.failure_probability)} %`);
+    item.append(element("b", `${index + 1}. ${plan(row)}`), drawn, element("p", words.join("; ")));
+    list.append(item);
+  });
+  section("lost").append(legend(), list);
 }
 function cluster() {
   const place = element("div", null, "nodes");
@@ -295,13 +339,14 @@ function study() {
 
 figures("summary", data.figures);
 for (const text of data.notes) section("summary").append(element("p", text));
-for (const [title, text] of data.commands) section("commands").append(element("p", title), element("pre", text));
+for (const [title, text] of data.commands) command(title, text);
 if (data.best && data.best.peak_memory_bytes) memory();
-if (data.timeline || data.measured_timeline) timeline();
+if (data.timeline) timeline(data.timeline, "predicted");
+if (data.measured_timeline) timeline(data.measured_timeline, "measured");
 if (data.rows.length) table();
 if (data.lost.length) lost();
 if (data.best && data.cluster.length) cluster();
 if (data.trials.length) study();
-figures("environment", data.environment);
+document.getElementById("environment").textContent = `Made with ${data.environment.map(([name, value]) => `${name} ${value}`).join(", ")}.`;
 drawCharts();
 dark.addEventListener("change", drawCharts);

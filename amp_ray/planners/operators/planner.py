@@ -368,9 +368,9 @@ class TryAll:
     inner: CandidatePlanner
     space: SpacePlanner
 
-    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+    def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best of all plans, if they are few and one fits."""
         best = None
         if isinstance(candidate, GroupsCandidate):
             best = ShortChains(device_groups=self.space.device_groups, candidate=candidate).best()
-        return best or self.inner.plan(candidate, with_bounds=with_bounds)
+        return best or self.inner.plan(candidate)

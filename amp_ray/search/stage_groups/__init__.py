@@ -2,9 +2,10 @@
 
 The devices of one kind form a row, node after node. A stage takes the next devices of one row, or
 the end of one row and the begin of others; in small clusters, any number of the next devices of
-every row. The search covers all orders of kinds. Devices left over at the begin of a row stay idle,
-and tensor-parallel groups stay inside nodes unless the limits allow more. Within this scope the
-search finds the best plan by `objective_s`; the simulated schedule decides between the best few.
+every row, in any order within the stage. The search covers all orders of kinds. Devices left over
+at the begin of a row stay idle, and tensor-parallel groups stay inside nodes unless the limits
+allow more. Within this scope the search finds the best plan by `objective_s`; the simulated
+schedule decides between the best few, and `simulated_moves` then leaves the scope.
 
 **Four devices by hand.** Node 0 has two quick devices, which take 1 s per sample and layer, node 1
 two slow ones, which take 2 s. A micro-batch has six samples, the model three equal layers; there
@@ -13,10 +14,11 @@ one node, and 10 s in a stage on both nodes.
 
 `device_groups` lists the groups that one stage can take: zero, one or two devices of each kind,
 starting after the devices that later stages have taken. Each kind has ``3 + 2 + 1 = 6`` ways, and 3
-of them take nothing, so there are ``6 * 6 - 3 * 3 = 27`` groups. `group_options` splits the samples
-by speed. All four devices in one stage take 2, 2, 1 and 1 samples, so a layer takes 2 s; the two
-devices of a pair take 3 samples each, so a layer takes 3 s (quick) or 6 s (slow). The closed form
-of `groups_objective` then compares two plans:
+of them take nothing, so there are ``6 * 6 - 3 * 3 = 27`` groups; ``3 * 3`` of them have both kinds,
+in two orders, so 36 in all. `group_options` splits the samples by speed. All four devices in one
+stage take 2, 2, 1 and 1 samples, so a layer takes 2 s; the two devices of a pair take 3 samples
+each, so a layer takes 3 s (quick) or 6 s (slow). The closed form of `groups_objective` then
+compares two plans:
 
 - one stage of all devices: ``3 * 2 = 6`` s per micro-batch, ``8 * 6 + 10 = 58`` s;
 - the quick pair with two layers and the slow pair with one: both take 6 s, so the first micro-batch
@@ -39,7 +41,7 @@ layers from the last stage, so its solution is read backwards:
     ... ]
     >>> graph = device_graph(Cluster(nodes=tuple(nodes)))
     >>> len(graph.pieces)
-    27
+    36
     >>> def layer_s(pieces):  # a piece is a kind and devices [first, end) of its row
     ...     ranks = [end - first for _, first, end in pieces]
     ...     speeds = [(1.0, 0.5)[kind] for kind, _, _ in pieces]
@@ -58,7 +60,7 @@ layers from the last stage, so its solution is read backwards:
     ...         time_prefix_s=np.outer(times_s, np.arange(4)), cut_time_s=np.ones((1, 4))
     ...     ),
     ...     options=OptionTable(
-    ...         time_row=np.arange(27),
+    ...         time_row=np.arange(36),
     ...         from_state=graph.from_state,
     ...         to_state=graph.to_state,
     ...         cut_row=np.where(graph.from_state > 0, 0, -1),
@@ -66,7 +68,7 @@ layers from the last stage, so its solution is read backwards:
     ...     num_micro_batches=8,
     ...     final_states=graph.final_states,
     ... )
-    >>> nothing = np.zeros(27)
+    >>> nothing = np.zeros(36)
     >>> step_end = StepEndTerm(
     ...     weight_prefix=np.zeros(4), s_per_weight=nothing, fixed_s=np.array(ends_s)
     ... )
@@ -76,8 +78,6 @@ layers from the last stage, so its solution is read backwards:
     >>> [graph.pieces[option] for option in solution.options], solution.bounds
     ([((1, 0, 2),), ((0, 0, 2),)], (0, 1, 3))
 """
-
-from dataclasses import replace
 
 from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.search.ranking import leader_order
@@ -91,15 +91,12 @@ __all__ = ["DeviceGroups", "GroupsSolution", "objective_s", "plan_stage_groups",
 NO_GROUPS = "no device group can be a stage"
 
 
-def plan_stage_groups(
-    device_groups: DeviceGroups, candidate: GroupsCandidate, *, with_bounds: bool = True
-) -> Result:
+def plan_stage_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Result:
     """Choose stages, their devices, tp, dp and shares, and estimate the result.
 
     Args:
         device_groups: Device groups of the experiment, shared by all its candidates.
         candidate: Micro-batch size, number of micro-batches, and options of all stages.
-        with_bounds: Whether to compute a lower bound on the time of any plan of the candidate.
 
     Returns:
         The best estimate. If nothing fits, one that would be good without memory limits.
@@ -108,8 +105,4 @@ def plan_stage_groups(
     if not solution.estimates:
         detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
         return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
-    best = min(solution.estimates, key=leader_order)
-    if not (with_bounds and best.feasible):
-        return best
-    bound_s = device_groups.least_s(candidate)
-    return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
+    return min(solution.estimates, key=leader_order)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby, product
+from itertools import chain, groupby, permutations, product
 from math import comb, prod
 
 import numpy as np
@@ -21,8 +21,7 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.partition.resources import ResourceGraph, limited_graph
 from amp_ray.search.effort import EFFORT, SearchEffort
-from amp_ray.search.stage_groups.time_bound import TimeBound
-from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.candidate import StageOptions
 
 Piece = tuple[int, int, int]
 """Kind, first device and end of a half-open range in the kind's row."""
@@ -189,13 +188,18 @@ def _any_order(
     slots: tuple[int, ...],
     effort: SearchEffort,
 ) -> DeviceGraph:
-    """Build a graph whose groups take any number of the next devices of every kind."""
+    """Build a graph whose groups take any number of the next devices of every kind.
+
+    The pieces of a group come in every order: a replica passes its samples on to the replica at the
+    same place in the next stage, so the order decides which links they cross.
+    """
     states = list(product(*(range(len(row) + 1) for row in rows)))
     edges = [
-        (index, other, _between(rows, state, states[other]))
+        (index, other, pieces)
         for index, state in enumerate(states)
         for other in range(index + 1, len(states))
         if all(after >= before for before, after in zip(state, states[other], strict=True))
+        for pieces in permutations(_between(rows, state, states[other]))
     ]
     return DeviceGraph(
         rows=rows,
@@ -205,7 +209,7 @@ def _any_order(
         slots=slots,
         nodes=cluster.node_of_device,
         num_states=len(states),
-        is_small=len(edges) <= effort.max_groups_in_any_order,
+        is_small=len({edge[:2] for edge in edges}) <= effort.max_groups_in_any_order,
     )
 
 
@@ -262,7 +266,6 @@ class DeviceGroups:
     _step_ends: dict[tuple[bytes, StageOptions], tuple[float, float]] = field(
         init=False, default_factory=dict
     )
-    _bounds: dict[StageOptions, TimeBound] = field(init=False, default_factory=dict)
 
     def of_graph(self, graph: DeviceGraph) -> tuple[list[list[DeviceGroup]], IntArray]:
         """Return the distinct groups of a graph, and the index of each edge's group.
@@ -333,15 +336,6 @@ class DeviceGroups:
                 options, 2, group.sync_paths, group.slowest
             )
         return self._step_ends[key]
-
-    def least_s(self, candidate: GroupsCandidate) -> float:
-        """Return a lower bound on the seconds per iteration of any plan of a candidate."""
-        options = candidate.options
-        if options not in self._bounds:
-            self._bounds[options] = TimeBound(
-                cost_model=self.cost_model, tps=self.tps, options=options, effort=self.effort
-            )
-        return self._bounds[options].least_s(candidate)
 
     @cached_property
     def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:

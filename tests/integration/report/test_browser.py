@@ -74,6 +74,45 @@ def test_markup_in_a_name_is_drawn_as_text(tmp_path: Path) -> None:
         assert link in page.value(texts)
 
 
+FAULTS = """
+(() => {
+  const faults = [], all = (query) => [...document.querySelectorAll(query)];
+  const name = (node) =>
+    node.labels?.[0]?.textContent || node.getAttribute("aria-label") || node.textContent;
+  let level = 0;
+  for (const head of all("h1, h2, h3").filter((each) => each.getClientRects().length)) {
+    const next = Number(head.tagName[1]);
+    if (next > level + 1) faults.push(`${head.textContent} is no ${head.tagName}`);
+    level = next;
+  }
+  if (all("h1").length !== 1 || all("main").length !== 1) faults.push("h1 or main");
+  for (const node of all("button, input, select, [role=region], [role=img], [role=figure]"))
+    if (!name(node).trim()) faults.push(`no name: ${node.outerHTML.slice(0, 80)}`);
+  for (const node of all("th")) if (!node.scope) faults.push(`no scope: ${node.textContent}`);
+  for (const node of all("[role=img]"))
+    if (node.querySelector("button, a, [tabindex]")) faults.push(`focus within: ${name(node)}`);
+  for (const node of all("body *")) {
+    const scrolls = /auto|scroll/.test(getComputedStyle(node).overflowY);
+    if (scrolls && node.scrollHeight > node.clientHeight + 1 && node.tabIndex < 0)
+      faults.push(`not by keyboard: ${node.className}`);
+  }
+  const ids = all("[id]").map((node) => node.id);
+  if (new Set(ids).size < ids.length) faults.push("two equal ids");
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
+  return faults;
+})()
+"""
+"""Script that returns what assistive programs cannot use: the rules of axe-core on this page."""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_can_be_read_by_ear_and_by_keyboard(
+    page_of_a_plan: Path, tmp_path: Path, width: int
+) -> None:
+    with opened(page_of_a_plan.as_uri(), tmp_path / "profile", width=width) as page:
+        assert page.value(FAULTS) == []
+
+
 CONTRASTS = """
 (() => {
   const channel = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;

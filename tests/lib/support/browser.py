@@ -81,8 +81,13 @@ class Page:
 
 
 @contextmanager
-def opened(url: str, profile: Path, scheme: str = "light") -> Iterator[Page]:
-    """Open a page in a colour scheme, wait until it is loaded, and end the browser afterwards."""
+def opened(
+    url: str, profile: Path, scheme: str = "light", width: int | None = None
+) -> Iterator[Page]:
+    """Open a page in a colour scheme, wait until it is loaded, and end the browser afterwards.
+
+    ``width`` is that of the window, in pixels of CSS; by default the browser's own.
+    """
     to_read, commands = os.pipe()
     answers, to_write = os.pipe()
     shell = f'exec 3<&{to_read} 4>&{to_write}; exec "$@"'
@@ -103,6 +108,9 @@ def opened(url: str, profile: Path, scheme: str = "light") -> Iterator[Page]:
             page.session = attached["sessionId"]
             media = {"name": "prefers-color-scheme", "value": scheme}
             page.call("Emulation.setEmulatedMedia", features=[media])
+            if width is not None:
+                sizes = {"width": width, "height": 800, "deviceScaleFactor": 1}
+                page.call("Emulation.setDeviceMetricsOverride", mobile=False, **sizes)
             page.call("Page.navigate", url=url)
             loaded = (
                 "document.readyState === 'complete' ? 0 : new Promise(r => onload = () => r(0))"

@@ -1,13 +1,10 @@
-"""Oracle of the heterogeneous search: every plan on a small cluster, one by one.
-
-`random_wide_plan` draws plans outside of the search space: any devices in any order.
-"""
+"""Oracle of the heterogeneous search: every plan on a small cluster, one by one."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, permutations, product
 
 import numpy as np
 
@@ -27,7 +24,7 @@ Taken = tuple[int, ...]
 class PlanOracle:
     """Compares all plans of one candidate: each stage takes the next devices of some kinds.
 
-    Cuts and shares of samples may be any.
+    The kinds come in any order within a stage. Cuts and shares of samples may be any.
 
     Args:
         cost_model: Cost model of a small experiment.
@@ -76,12 +73,14 @@ class PlanOracle:
     def _groups(self, taken: Taken, after: Taken) -> list[GroupOption]:
         """Return every stage on the devices between two states of taken devices."""
         if (taken, after) not in self._known:
-            devices = [
-                device
+            pieces = [
+                row[len(row) - end : len(row) - used]
                 for row, used, end in zip(self._rows, taken, after, strict=True)
-                for device in row[len(row) - end : len(row) - used]
+                if end > used
             ]
-            self._known[taken, after] = list(self._uses(devices))
+            self._known[taken, after] = [
+                use for order in permutations(pieces) for use in self._uses([*chain(*order)])
+            ]
         return self._known[taken, after]
 
     @cached_property
@@ -209,35 +208,6 @@ Use = tuple[int, tuple[int, ...]]
 """tp of a stage, and samples of its data-parallel ranks."""
 
 
-def random_wide_plan(
-    rng: np.random.Generator, cost_model: CostModel, candidate: GroupsCandidate
-) -> Strategy | None:
-    """Draw a plan; return None if the drawn devices cannot form stages.
-
-    Args:
-        rng: Source of randomness.
-        cost_model: Cost model of the experiment.
-        candidate: Size and number of micro-batches, and recompute.
-    """
-    num_layers = cost_model.experiment.model.num_layers
-    num_devices = cost_model.experiment.cluster.num_devices
-    count = int(rng.integers(1, num_devices + 1))
-    devices = rng.permutation(num_devices)[:count].tolist()
-    if rng.integers(0, 2):
-        devices.sort()
-    pp = int(rng.integers(1, min(count, num_layers) + 1))
-    inner = sorted(rng.choice(np.arange(1, count), pp - 1, replace=False).tolist())
-    groups = tuple(tuple(devices[first:end]) for first, end in pairwise((0, *inner, count)))
-    chosen = []
-    for own in groups:
-        uses = list(_uses(cost_model, candidate, own))
-        if not uses:
-            return None
-        chosen.append(uses[int(rng.integers(len(uses)))])
-    cuts = sorted(rng.choice(np.arange(1, num_layers), pp - 1, replace=False).tolist())
-    return wide_plan(candidate, groups, chosen, (0, *cuts, num_layers))
-
-
 def wide_plan(
     candidate: GroupsCandidate, groups: Groups, uses: Sequence[Use], bounds: Sequence[int]
 ) -> Strategy:
@@ -258,18 +228,3 @@ def wide_plan(
         num_micro_batches=candidate.num_micro_batches,
         placement=tuple(device for own in groups for device in own),
     )
-
-
-def _uses(
-    cost_model: CostModel, candidate: GroupsCandidate, devices: Sequence[int]
-) -> Iterator[Use]:
-    """Yield every tp within nodes, with every way to share samples between ranks."""
-    node_of_device = cost_model.experiment.cluster.node_of_device
-    for tp in DeviceGroups(cost_model=cost_model).tps:
-        dp, left = divmod(len(devices), tp)
-        nodes = [node_of_device[device] for device in devices]
-        inside = all(len(set(nodes[first : first + tp])) == 1 for first in range(0, len(nodes), tp))
-        if not left and inside:
-            for cuts in combinations(range(1, candidate.micro_batch_size), dp - 1):
-                ends = (0, *cuts, candidate.micro_batch_size)
-                yield tp, tuple(end - first for first, end in pairwise(ends))

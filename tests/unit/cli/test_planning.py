@@ -342,7 +342,8 @@ def test_scores_come_in_the_order_of_the_file(amp_ray: Run, small: Path, strateg
     assert {row["position"] for row in rows} == {None}
     narrow = amp_ray("score", small, "--strategies", strategies, columns="80").out
     wide = amp_ray("score", small, "--strategies", strategies, "--wide", columns="80").out
-    assert narrow.startswith("small: 3 strategies, cost model amp-ray\n")
+    assert narrow.startswith("small: gpt2, 5.03 million parameters, ")
+    assert "\n3 strategies, cost model amp-ray\n" in narrow
     assert ("bubble" in narrow, "bubble" in wide) == (False, True)
 
 
@@ -543,7 +544,10 @@ def test_the_knee_is_where_more_devices_bring_little(amp_ray: Run, small: Path) 
     assert all(gain >= 0.5 for gain in gains[:knee])
     assert gains[knee] < 0.5
     out = amp_ray("sweep", small, "--set", sizes).out
-    assert f"{2 * 2**knee} *" in out
+    assert f"*{2 * 2**knee} " in out
+    shares = [point["linear_fraction"] for point in sweep["points"]]
+    assert shares == pytest.approx([rate / rates[0] / 2**n for n, rate in enumerate(rates)])
+    assert "of linear" in out
     assert "added devices bring less than half" in out
 
 

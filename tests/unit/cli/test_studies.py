@@ -19,7 +19,7 @@ from rich.console import Console
 
 import amp_ray as amp
 from amp_ray.report.page import study_record
-from amp_ray.report.strategy_text import strategy_text
+from amp_ray.report.strategy_text import plan_text, strategy_text
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study import reading
 from amp_ray.runtime.study.pool import ReplayPool
@@ -671,8 +671,7 @@ def test_all_readers_name_the_same_strategy(
     # the page
     page = study_record(read_study(folder), source=str(folder))
     assert page["names"][page["best"]["id"]] == page["names"][page["rows"][0]["id"]] == name
-    tiles = dict(page["figures"])
-    assert tiles["plan"] == name
+    assert page["lead"].startswith(f"Use {plan_text(strategy)}: ")
     first = next(text for tile, text in page["figures"] if tile.endswith("per iteration"))
     assert first.startswith(f"{answer['time_s']:.4g} s (")
     assert page["best"]["iteration_time_s"] == pytest.approx(answer["time_s"])
@@ -701,7 +700,7 @@ def test_a_study_of_an_older_version_has_one_answer_too(
     path.write_text(json.dumps(result), encoding="utf-8")
     strategy = result["recommendation"]["strategy"]
     page = study_record(read_study(folder), source=str(folder))
-    assert page["figures"][0] == ("plan", strategy_text(strategy))
-    assert page["figures"][1][0] == "measured per iteration"
+    assert page["lead"].startswith(f"Use {plan_text(strategy)}: ")
+    assert page["figures"][0][0] == "measured per iteration"
     target = tmp_path / "job"
     assert named(strategy) in amp_ray("export", folder, "--to", "deepspeed", "-o", target).out

@@ -45,6 +45,13 @@ def documented(formats: str) -> set[str]:
     return {word for row in rows for word in re.findall(r"`(\w+)`", row)}
 
 
+ON_T4 = {
+    name: replace(RUNTIMES[name], fused_attention=False)
+    for name in ("megatron-core", "nanotron", "llm-foundry")
+}
+"""Runtimes whose one kernel for attention does not run on SMALL's boards."""
+
+
 @pytest.mark.parametrize(("section", "key"), list(keys()))
 def test_every_key_is_documented(section: type[BaseModel], key: str, documented: set[str]) -> None:
     assert key in documented, f"docs/formats.md lacks {key} of {section.__name__}"
@@ -104,7 +111,10 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
                 "num_warmup_steps": 5,
             }.items()
         ),
-        *((f"runtime: {name}", "traits", traits) for name, traits in RUNTIMES.items()),
+        *(
+            (f"runtime: {name}", "traits", ON_T4.get(name, traits))
+            for name, traits in RUNTIMES.items()
+        ),
         ("runtime: amp-2022", "model.num_layers", 12),
         ("search: {min_tp: 2}", "limits.min_tp", 2),
         ("search: {micro_batch_sizes: [4, 1, 4]}", "limits.micro_batch_sizes", (1, 4)),
@@ -167,6 +177,26 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
 )
 def test_a_key_sets_its_value(text: str, attribute: str, value: object) -> None:
     assert attrgetter(attribute)(experiment_from(f"{SMALL}{text}\n")) == value
+
+
+def test_boards_without_flash_attention_compute_attention_otherwise() -> None:
+    def names(runtime: str, device: str, added: str = "") -> set[str]:
+        text = SMALL.replace("device: T4", f"device: {device}")
+        block = experiment_from(f"{text}runtime: {runtime}\n{added}").model.layers[1]
+        return {operator.name for operator in block.operators}
+
+    assert "attention" in names("megatron-core", "A100-40")
+    assert "attention" not in names("megatron-core", "V100-16")
+    assert "attention" in names("megatron-core", "V100-16", "traits: {fused_attention: true}\n")
+    assert "attention" in names("torch", "V100-16")
+
+
+def test_mistakes_of_the_cluster_hide_none_of_the_model() -> None:
+    text = SMALL.replace("device: T4", "device: NOPE").replace("num_heads: 8", "num_heads: 7")
+    with pytest.raises(InputError) as caught:
+        experiment_from(f"{text}runtime: megatron-core\n")
+    assert "NOPE" in str(caught.value)
+    assert "num_heads 7" in str(caught.value)
 
 
 def test_ranks_divide_tokens_where_tp_does() -> None:

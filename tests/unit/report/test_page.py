@@ -10,7 +10,7 @@ import pytest
 
 import amp_ray as amp
 from amp_ray.inputs.strategies import strategy_to_json
-from amp_ray.report.page import measured_lanes, page, plan_record, study_record
+from amp_ray.report.page import abridged, measured_lanes, page, plan_record, study_record
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.trials.outcome import Outcome, outcome_to_json
@@ -40,8 +40,10 @@ def test_the_page_holds_the_plan() -> None:
     assert [row["position"] for row in data["rows"]] == list(range(1, len(data["rows"]) + 1))
     assert data["names"][data["best"]["id"]].startswith("tp ")
     assert {len(node["stages"]) for node in data["cluster"]} == {2}
-    assert "'my experiment.yaml'" in data["commands"][0][1]
-    end_s = max(end for lane in data["timeline"] for _, _, end in lane["items"])
+    assert data["commands"][0][1].startswith("#!/usr/bin/env bash\n# small: tp ")
+    assert "--include node0:0,1@node1:0,1" in data["commands"][0][1]
+    assert data["commands"][1][1] == "amp-ray export 'my experiment.yaml' --to deepspeed -o start"
+    end_s = max(end for lane in data["timeline"]["lanes"] for _, _, end in lane["items"])
     assert end_s == pytest.approx(data["best"]["iteration_time_s"], rel=1e-6)
 
 
@@ -56,6 +58,7 @@ def test_nothing_of_the_input_is_markup() -> None:
     page_record |= {
         "title": HOSTILE,
         "subtitle": "<b>",
+        "lead": "Use <b>",
         "names": [HOSTILE for _ in page_record["names"]],
     }
     text = page(page_record)
@@ -117,10 +120,85 @@ def test_commands_set_what_was_set_from_outside(tmp_path: Path) -> None:
     words = f"'{file}' --set zero_stage=1"
     amp.write_report(file, target, changes=["zero_stage=1"])
     commands = [text for _, text in data_of(target.read_text(encoding="utf-8"))["commands"]]
-    assert commands == [f"amp-ray tune {words}", f"amp-ray export {words} --to ..."]
+    assert commands[1:] == [
+        f"amp-ray export {words} --to deepspeed -o start",
+        f"amp-ray tune {words}",
+        f"amp-ray export {words} --to ...",
+    ]
     amp.write_report(file, target, changes=["zero_stage=1", "runtime=megatron-core"])
-    (command,) = data_of(target.read_text(encoding="utf-8"))["commands"]
-    assert command[1] == f"amp-ray export {words} --set runtime=megatron-core --to ..."
+    commands = [text for _, text in data_of(target.read_text(encoding="utf-8"))["commands"]]
+    words = f"{words} --set runtime=megatron-core"
+    assert "pretrain_gpt.py" in commands[0]
+    assert commands[1:] == [
+        f"amp-ray export {words} --to megatron-lm -o megatron.sh",
+        f"amp-ray export {words} --to ...",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        ("torch", ["torchrun", "-m amp_ray.training", "job.json", '"runtime": "torch"']),
+        ("nanotron", ["torchrun", "run_train.py", "--config-file nanotron.yaml", "--to nanotron"]),
+        ("fsdp2", ["torchrun", "torchtitan.train", "--config planned", "--to torchtitan"]),
+        ("llm-foundry", []),
+    ],
+)
+def test_the_start_is_that_of_the_runtime(runtime: str, words: list[str]) -> None:
+    text = SMALL.replace("device: T4", "device: A100-40").replace("gpt2", "llama")
+    text = f"{text}precision: bf16\nruntime: {runtime}\nsearch: {{max_pp: 1}}\n"
+    texts = [text for _, text in record(text)["commands"]]
+    assert all(word in "".join(texts[:2]) for word in words)
+    assert ("--to ..." in texts[0]) == (not words)
+
+
+def test_a_plan_that_its_runtime_cannot_be_told_says_why_there_is_no_start() -> None:
+    text = SMALL.replace("device: T4", "device: A100-40").replace("fp16", "bf16")
+    (note,) = record(f"{text}runtime: fsdp2\n")["notes"]
+    assert note == (
+        "fsdp2 has no start command for this plan: torchtitan is told llama here, not model "
+        "family 'gpt2'."
+    )
+
+
+def test_the_page_leads_with_a_sentence() -> None:
+    planned = plan_experiment(experiment_from(SMALL), progress=lambda _done, _all: None)
+    page_record = plan_record(planned, source="a.yaml")
+    assert page_record["title"] == "gpt2, 5.03 million parameters on 4 x T4 in 2 nodes"
+    ties = {0: "", 1: "; one other is as good", 3: "; three others are as good"}
+    ends = ties.get(planned.ranking.num_tied - 1, " others are as good")
+    assert re.fullmatch(
+        r"Use tp \d, dp \d, pp \d, micro-batch \d: [\d,]+ tokens/s per GPU, ±\d+ %.*",
+        page_record["lead"],
+    )
+    assert page_record["lead"].endswith(f"{ends}.")
+
+
+def passes(num_micro_batches: int) -> list[dict[str, Any]]:
+    """One stage that computes forward and backward passes of a second in turns."""
+    items = []
+    for index in range(num_micro_batches):
+        for half, kind in enumerate("FB"):
+            begin = float(2 * index + half)
+            items.append((f"0{kind}{index}", begin, begin + 1.0))
+    return [{"name": "stage 0", "items": items}]
+
+
+def test_the_steady_part_of_a_timeline_is_left_out() -> None:
+    shown = abridged(passes(20))
+    assert shown is not None
+    assert (shown["cut"], shown["num_cut"], shown["step"]) == ((4.0, 36.0), 16, 1)
+    names = [name for name, *_ in shown["lanes"][0]["items"]]
+    assert names == ["0F0", "0B0", "0F1", "0B1", "0F18", "0B18", "0F19", "0B19"]
+
+
+def test_a_short_timeline_is_whole_and_many_stages_are_thinned_out() -> None:
+    short = passes(6)
+    assert abridged(short) == {"lanes": short, "cut": None, "num_cut": 0, "step": 1}
+    assert abridged(None) is None
+    shown = abridged(passes(6) * 1200)
+    assert shown is not None
+    assert (shown["step"], len(shown["lanes"])) == (3, 400)
 
 
 def test_times_to_be_read_with_care_are_told_and_unsteady_ones_are_not_compared() -> None:

@@ -17,6 +17,7 @@ from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, Pru
 from amp_ray.planners.operators.partition.problem import OperatorProblem, OperatorSolution
 from amp_ray.planners.operators.partition.solve import solve_operators
 from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.units import figure_text
 
 KEPT_WITHIN: Final = 1.05
 """Problems are solved exactly if they come within this factor of the most promising one's time.
@@ -88,7 +89,7 @@ class SolveEach:
         if isinstance(answer, PrunedPartition):
             first, value_s, _ = self._first
             near = "as fast" if self.posed[size].problem.gap else "within 5 % of it"
-            detail = f"micro-batch {first} takes {value_s:.4g} s; no plan {near}"
+            detail = f"micro-batch {first} takes {figure_text(value_s)} s; no plan {near}"
             return NoStages(kind="slower", detail=detail)
         kind: Final = "not searched" if _is_open(answer) else "memory"
         return NoStages(kind=kind, detail=answer.detail)

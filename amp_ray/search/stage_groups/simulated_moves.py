@@ -1,0 +1,498 @@
+"""Local search by simulated time, from the fastest plans of all candidates.
+
+The search of stage groups compares plans by a closed form, which is off where stages share network
+interfaces or wait for each other. This search simulates every plan instead. A move changes the
+devices, tp, samples, options or order of one or two stages, joins or splits stages, or changes
+the size of a micro-batch; then the cuts are chosen again.
+
+The next plan to move is always the fastest one whose moves have not all been tried. Every plan
+keeps the limits of the user, and the result depends on nothing but the plans to begin with.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import chain, combinations, pairwise, permutations, product
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from amp_ray.cost.collective import NO_RING
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.memo import memoised
+from amp_ray.search.cuts import best_bounds
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.placement.local_search import climb
+from amp_ray.search.ranking import is_risky, leader_order
+from amp_ray.search.space import may_be_group, with_other_options
+from amp_ray.strategies.candidate import ONE_RANK, StageOptions
+from amp_ray.strategies.strategy import Stage, Strategy
+
+
+class Use(NamedTuple):
+    """A stage without its layers."""
+
+    replicas: tuple[tuple[int, ...], ...]  # devices of each tensor-parallel group
+    shares: tuple[int, ...]  # samples of one micro-batch by replica
+    options: StageOptions
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices in the order of ranks."""
+        return tuple(chain.from_iterable(self.replicas))
+
+    def ordered(self, order: Sequence[int]) -> "Use":
+        """Return the stage with its replicas in another order."""
+        replicas = tuple(self.replicas[place] for place in order)
+        return self._replace(replicas=replicas, shares=tuple(self.shares[at] for at in order))
+
+
+Layout = tuple[Use, ...]
+"""The stages of a plan, without its cuts."""
+
+END: Final = Use((), (), ONE_RANK)
+"""Stands for a stage that a move ends."""
+
+Changed = tuple[Use | None, ...]
+"""The stages after a move; None where limits forbid a stage."""
+
+
+def moved_plans(
+    cost_model: CostModel,
+    tps: tuple[int, ...],
+    plans: Sequence[Estimate],
+    effort: SearchEffort = EFFORT,
+) -> list[Estimate]:
+    """Return faster plans that moves of the fastest ones reach.
+
+    Args:
+        cost_model: Cost model of the experiment.
+        tps: Tensor-parallel degrees that a stage may have.
+        plans: Plans that fit.
+        effort: Limits of the search.
+
+    Returns:
+        The fastest plan, and the fastest that is not likely to run out of memory; without plans
+        that are not faster than the given ones.
+    """
+    moves = Moves(experiment=cost_model.experiment, cost_model=cost_model, tps=tps)
+    starts = sorted(filter(moves.covers, plans), key=leader_order)
+    safe = [plan for plan in starts if not is_risky(plan)]
+    groups = [starts, safe] if starts and is_risky(starts[0]) else [starts]
+    best = []
+    for group in groups:
+        search = SimulatedSearch(
+            moves=moves,
+            effort=effort,
+            only_safe=group is safe,
+            spare=effort.max_moved_devices // len(groups),
+        )
+        best += search.run(group[: effort.max_moved_starts])
+    return best
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedSearch:
+    """Best-first search over layouts."""
+
+    moves: "Moves"
+    effort: SearchEffort
+    only_safe: bool  # whether plans that are likely to run out of memory do not count
+    best: Estimate | None = None
+    num_moved: int = 0  # plans whose moves were or are tried
+    spare: int  # devices of the plans that may still be simulated
+    seen: set[object] = field(default_factory=set)  # keys of the layouts, by `Moves.key`
+    # Plans whose moves are not all tried: time, number of the plan, its moves
+    waiting: list[tuple[float, int, Estimate, Iterator[tuple[Layout, int]]]] = field(
+        default_factory=list
+    )
+
+    def run(self, starts: Sequence[Estimate]) -> list[Estimate]:
+        """Return the fastest plan that moves reach from the fastest start, if it is faster."""
+        for start in starts:
+            self.seen.add(self.moves.key(layout_of(start.strategy)))
+            self._wait(start)
+        while self.waiting and self.spare > 0:
+            _, _, plan, moves = self.waiting[0]
+            moved = next(moves, None)
+            if moved is None:
+                heappop(self.waiting)
+                continue
+            key = self.moves.key(moved[0])
+            if key not in self.seen:
+                self.seen.add(key)
+                estimate = self._simulate(*moved, plan.strategy)
+                if estimate is not None:
+                    self._wait(estimate)
+        return [] if self.best is None or self.best in starts else [self.best]
+
+    def _wait(self, plan: Estimate) -> None:
+        """Note a plan whose moves are to be tried."""
+        if self.best is None or leader_order(plan) < leader_order(self.best):
+            self.best = plan
+        moves = self.moves.of(layout_of(plan.strategy))
+        self.num_moved += 1
+        heappush(self.waiting, (plan.iteration_time_s, self.num_moved, plan, moves))
+
+    def _simulate(self, layout: Layout, num_steps: int, moved: Strategy) -> Estimate | None:
+        """Return the estimate of a layout with good cuts; None if it is not near the best.
+
+        Args:
+            layout: The stages.
+            num_steps: Number of micro-batches.
+            moved: The plan that was moved; its cuts are tried too.
+        """
+        assert self.best is not None
+        model, limit_s = self.moves.cost_model, self.best.iteration_time_s
+        limit_s *= 1 + self.effort.near_moved_fraction
+        self.spare -= self.effort.devices_of_plan + sum(len(use.devices) for use in layout)
+        stages = PlacedStages(
+            options=[use.options for use in layout],
+            devices=np.array(list(chain.from_iterable(use.devices for use in layout))),
+            shares=[use.shares for use in layout],
+            num_micro_batches=num_steps,
+        )
+        costs = model.stage_costs(stages)
+        prefix_s, row = costs.times.rows()
+        # The slowest stage if all stages had the same share of every layer's time
+        if num_steps / float((1 / prefix_s[row, -1]).sum()) > limit_s:
+            return None
+        every = [best_bounds(self.moves.experiment, costs, self.effort)]
+        if len(layout) == moved.pp and moved.bounds not in every:
+            every.append(moved.bounds)
+        plans = [
+            model.estimate_from(costs, strategy_of(layout, num_steps, bounds))
+            for bounds in every
+            if model.may_take(costs, bounds, limit_s)
+        ]
+        plans = [plan for plan in plans if self._counts(plan)]
+        if not plans:
+            return None
+        plan = min(plans, key=leader_order)
+        near_s = self.best.iteration_time_s * (1 + self.effort.near_climbed_fraction)
+        if plan.iteration_time_s > near_s:
+            return plan
+        climbed = climb(model, plan, most_stages=self.effort.max_climbed_stages_of_moves)
+        return climbed if self._counts(climbed) else plan
+
+    def _counts(self, plan: Estimate) -> bool:
+        return plan.feasible and not (self.only_safe and is_risky(plan))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Moves:
+    """The neighbours of a layout that the limits allow."""
+
+    experiment: Experiment
+    cost_model: CostModel
+    tps: tuple[int, ...]  # tensor-parallel degrees that a stage may have
+
+    def covers(self, plan: Estimate) -> bool:
+        """Return whether moves are defined for a plan."""
+        strategy = plan.strategy
+        odd = strategy.is_sliced or strategy.is_interleaved or strategy.has_operators
+        return (
+            plan.feasible
+            and not odd
+            and all(may_be_group(self.experiment, stage.options) for stage in strategy.stages)
+            and self.experiment.traits.partition != "even-blocks"
+        )
+
+    def key(self, layout: Layout) -> object:
+        """Return a key that layouts share if they differ only in equal nodes and slots."""
+        place: dict[int, tuple[int, int]] = {}
+        held = [0] * len(self._kind_of_node)
+        key = []
+        for use in layout:
+            for device in use.devices:
+                node = self._node_of_device[device]
+                if node not in place:
+                    kind = self._kind_of_node[node]
+                    place[node] = kind, held[kind]
+                    held[kind] += 1
+                key.append(place[node])
+        return tuple(key), tuple((use.options, use.shares) for use in layout)
+
+    def of(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
+        """Yield the neighbours of a layout: their stages and numbers of micro-batches."""
+        moves = (
+            self._resized,
+            self._other_degrees,
+            self._device_moves,
+            self._joined,
+            self._split,
+            self._reordered,
+            self._reshared,
+            self._with_other_options,
+            self._exchanged,
+        )
+        batch = self.experiment.global_batch_size
+        for changed in chain.from_iterable(move(layout) for move in moves):
+            moved = tuple(use for use in changed if use is not None)
+            if moved and len(moved) == len(changed) and self._within_limits(moved):
+                yield moved, batch // sum(moved[0].shares)
+
+    def _device_moves(self, layout: Layout) -> Iterator[Changed]:
+        """Move devices of one node from a stage to another, let some rest, or use resting ones."""
+        used = {device for use in layout for device in use.devices}
+        resting = [device for device in self._devices if device not in used]
+        for moved in self._parts(resting):
+            for target in range(len(layout)):
+                for use in self._refitted(layout[target], (*layout[target].devices, *moved)):
+                    yield _with(layout, {target: use})
+        for source, use in enumerate(layout):
+            for moved in self._parts(use.devices):
+                rest = [device for device in use.devices if device not in moved]
+                # Without devices the stage ends
+                for smaller in self._refitted(use, rest) if rest else (END,):
+                    yield _with(layout, {source: smaller})
+                    for target, other in enumerate(layout):
+                        if target != source:
+                            for larger in self._refitted(other, (*other.devices, *moved)):
+                                yield _with(layout, {source: smaller, target: larger})
+
+    def _other_degrees(self, layout: Layout) -> Iterator[Changed]:
+        """Change the tp of a stage."""
+        for index, use in enumerate(layout):
+            for tp in self.tps:
+                if tp != use.options.tp:
+                    yield _with(layout, {index: self._spread(use, use.devices, tp)})
+
+    def _joined(self, layout: Layout) -> Iterator[Changed]:
+        """Join two neighbouring stages."""
+        for index, (use, other) in enumerate(pairwise(layout)):
+            for tp in self.tps:
+                whole = self._spread(use, (*use.devices, *other.devices), tp)
+                yield (*layout[:index], whole, *layout[index + 2 :])
+
+    def _split(self, layout: Layout) -> Iterator[Changed]:
+        """Divide the devices of a stage between two."""
+        for index, use in enumerate(layout):
+            devices = use.devices
+            for place in range(1, len(devices)):
+                for one in self._refitted(use, devices[:place]):
+                    for other in self._refitted(use, devices[place:]):
+                        for halves in ((one, other), (other, one)):
+                            yield (*layout[:index], *halves, *layout[index + 1 :])
+
+    def _reordered(self, layout: Layout) -> Iterator[Changed]:
+        """Swap two stages, or move one."""
+        for one, other in combinations(range(len(layout)), 2):
+            yield _with(layout, {one: layout[other], other: layout[one]})
+        for one, place in permutations(range(len(layout)), 2):
+            rest = (*layout[:one], *layout[one + 1 :])
+            yield (*rest[:place], layout[one], *rest[place:])
+
+    def _reshared(self, layout: Layout) -> Iterator[Changed]:
+        """Swap two replicas of a stage, or pass one sample from one to another."""
+        for index, use in enumerate(layout):
+            kinds = [self._nodes(replica) for replica in use.replicas]
+            places = range(len(kinds))
+            for one, other in combinations(places, 2):
+                if (kinds[one], use.shares[one]) != (kinds[other], use.shares[other]):
+                    order = list(places)
+                    order[one], order[other] = other, one
+                    yield _with(layout, {index: use.ordered(order)})
+            passed = set()
+            for give, take in permutations(places, 2):
+                shares = list(use.shares)
+                shares[give] -= 1
+                shares[take] += 1
+                key = kinds[give], use.shares[give], kinds[take], use.shares[take]
+                if key not in passed and shares[give] and self._allows(shares):
+                    passed.add(key)
+                    yield _with(layout, {index: use._replace(shares=tuple(shares))})
+
+    def _with_other_options(self, layout: Layout) -> Iterator[Changed]:
+        """Change options of stages that the file leaves open."""
+        for changed in with_other_options(self.experiment, [use.options for use in layout]):
+            yield tuple(
+                use._replace(options=options) for use, options in zip(layout, changed, strict=True)
+            )
+
+    def _exchanged(self, layout: Layout) -> Iterator[Changed]:
+        """Exchange devices of two nodes between two stages."""
+        for one, other in combinations(range(len(layout)), 2):
+            use, second = layout[one], layout[other]
+            for mine, theirs in product(self._parts(use.devices), self._parts(second.devices)):
+                if self._nodes(mine) != self._nodes(theirs) and len(mine) == len(theirs):
+                    to_other = dict(zip((*mine, *theirs), (*theirs, *mine), strict=True))
+                    turned = [
+                        self._spread(part, [to_other.get(at, at) for at in part.devices])
+                        for part in (use, second)
+                    ]
+                    yield _with(layout, {one: turned[0], other: turned[1]})
+
+    def _resized(self, layout: Layout) -> Iterator[Changed]:
+        """Change the size of a micro-batch."""
+        batch = self.experiment.global_batch_size
+        for size in range(1, batch + 1):
+            if batch % size == 0:
+                yield tuple(self._spread(use, use.devices, size=size) for use in layout)
+
+    def _parts(self, devices: Iterable[int]) -> Iterator[tuple[int, ...]]:
+        """Yield the last devices of every node: powers of two of them, and all."""
+        held: dict[int, list[int]] = {}
+        for device in devices:
+            held.setdefault(self._node_of_device[device], []).append(device)
+        for row in held.values():
+            for count in sorted({len(row), *(1 << bit for bit in range(len(row).bit_length()))}):
+                yield tuple(row[-count:])
+
+    def _refitted(self, use: Use, devices: Sequence[int]) -> Iterator[Use]:
+        """Yield a stage on other devices: with its tp, or else every smaller one."""
+        whole = self._spread(use, devices)
+        if whole is not None:
+            yield whole
+            return
+        for tp in self.tps:
+            if tp < use.options.tp and (smaller := self._spread(use, devices, tp)) is not None:
+                yield smaller
+
+    def _spread(self, use: Use, devices: Sequence[int], tp: int = 0, size: int = 0) -> Use | None:
+        """Return a stage on these devices, with samples by speed; None if limits forbid it.
+
+        Args:
+            use: The stage as it is.
+            devices: Devices, in the order in which nodes come.
+            tp: Tensor-parallel degree; by default the stage's.
+            size: Samples of one micro-batch; by default the stage's.
+        """
+        tp, size = tp or use.options.tp, size or sum(use.shares)
+        replicas = self._replicas(tuple(devices), tp)
+        max_dp = self.experiment.limits.max_dp
+        if not replicas or len(replicas) > min(size, max_dp or size):
+            return None
+        options = replace(
+            use.options,
+            tp=tp,
+            dp=len(replicas),
+            sequence_parallel=use.options.sequence_parallel and tp > 1,
+        )
+        types = tuple(tuple(sorted({self._types[at] for at in row})) for row in replicas)
+        shares = self._by_speed(types, replace(options, dp=1), size)
+        return Use(replicas, shares, options) if self._allows(shares) else None
+
+    @memoised
+    def _replicas(self, devices: tuple[int, ...], tp: int) -> tuple[tuple[int, ...], ...]:
+        """Return the tensor-parallel groups of some devices; empty if there are none."""
+        held: dict[int, list[int]] = {}
+        for device in devices:
+            node = self._node_of_device[device]
+            across = self.experiment.limits.tp_across_nodes
+            held.setdefault(-1 if across else node, []).append(device)
+        types = {self._types[device] for device in devices}
+        every = [self.experiment.cluster.device_types[index] for index in sorted(types)]
+        if any(len(row) % tp for row in held.values()):
+            return ()
+        if self.experiment.profile.gap(every, tp) is not None:
+            return ()
+        return tuple(
+            tuple(row[first : first + tp])
+            for row in held.values()
+            for first in range(0, len(row), tp)
+        )
+
+    @memoised
+    def _by_speed(
+        self, types: tuple[tuple[int, ...], ...], options: StageOptions, size: int
+    ) -> tuple[int, ...]:
+        """Give samples one by one to the replica that would then finish first."""
+        shares = [1] * len(types)
+        for _ in range(size - len(types)):
+            first = min(
+                range(len(types)),
+                key=lambda place: self._seconds(types[place], options, shares[place] + 1),
+            )
+            shares[first] += 1
+        return tuple(shares)
+
+    @memoised
+    def _seconds(self, types: tuple[int, ...], options: StageOptions, samples: int) -> float:
+        """Return the time of all layers on a replica, without its all-reduces."""
+        table, _ = self.cost_model.time_tables.table(types, NO_RING, options, samples)
+        return float(table[0, -1] + table[1, -1])
+
+    def _within_limits(self, layout: Layout) -> bool:
+        experiment, num_stages = self.experiment, len(layout)
+        most = min(experiment.model.num_layers, experiment.limits.max_pp or num_stages)
+        num_devices = sum(len(use.replicas) * use.options.tp for use in layout)
+        return (
+            num_stages <= most
+            and (experiment.may_idle or num_devices == experiment.cluster.num_devices)
+            and all(
+                experiment.traits.why_no_grid(use.options.tp, num_stages) is None for use in layout
+            )
+        )
+
+    def _allows(self, shares: Iterable[int]) -> bool:
+        sizes = self.experiment.limits.micro_batch_sizes
+        return sizes is None or set(shares) <= set(sizes)
+
+    def _nodes(self, devices: Iterable[int]) -> tuple[int, ...]:
+        return tuple(self._node_of_device[device] for device in devices)
+
+    @cached_property
+    def _devices(self) -> range:
+        return range(self.experiment.cluster.num_devices)
+
+    @cached_property
+    def _node_of_device(self) -> tuple[int, ...]:
+        return self.experiment.cluster.node_of_device
+
+    @cached_property
+    def _kind_of_node(self) -> tuple[int, ...]:
+        """Number of each node's kind; a node with a link of its own is a kind."""
+        cluster = self.experiment.cluster
+        linked = {node for pair in cluster.pair_links for node in pair}
+        number: dict[object, int] = {}
+        return tuple(
+            number.setdefault((node.kind, index if index in linked else -1), len(number))
+            for index, node in enumerate(cluster.nodes)
+        )
+
+    @cached_property
+    def _types(self) -> tuple[int, ...]:
+        return self.experiment.cluster.type_of_device
+
+
+def layout_of(strategy: Strategy) -> Layout:
+    """Return the stages of a strategy without their layers."""
+    layout = []
+    for index, stage in enumerate(strategy.stages):
+        devices, tp = strategy.devices(index), stage.options.tp
+        replicas = tuple(devices[first : first + tp] for first in range(0, len(devices), tp))
+        shares = stage.shares or (strategy.micro_batch_size,) * len(replicas)
+        layout.append(Use(replicas, shares, stage.options))
+    return tuple(layout)
+
+
+def strategy_of(layout: Layout, num_steps: int, bounds: Sequence[int]) -> Strategy:
+    """Return the strategy with these stages; with equal dp and even samples it has no shares."""
+    shares = [use.shares for use in layout]
+    even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
+    stages = tuple(
+        Stage(
+            first_layer=first,
+            end_layer=end,
+            options=use.options,
+            shares=None if even else use.shares,
+        )
+        for use, (first, end) in zip(layout, pairwise(bounds), strict=True)
+    )
+    return Strategy(
+        stages=stages,
+        micro_batch_size=shares[0][0] if even else sum(shares[0]),
+        num_micro_batches=num_steps,
+        placement=tuple(chain.from_iterable(use.devices for use in layout)),
+    )
+
+
+def _with(layout: Layout, changed: Mapping[int, Use | None]) -> Changed:
+    """Return the layout with some stages changed or ended."""
+    uses = (changed.get(index, use) for index, use in enumerate(layout))
+    return tuple(use for use in uses if use is not END)
