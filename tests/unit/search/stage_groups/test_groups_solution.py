@@ -129,9 +129,9 @@ def test_stages_that_only_fit_with_more_layers_are_left_out() -> None:
     plain = experiment_from(TWO_DEVICES)
     # what leaves the third layer fills a device; a stage with the next one sends little
     layers = list(plain.model.layers)
-    layers[2] = replace(layers[2], output_elements=60 * layers[2].output_elements)
+    layers[2] = replace(layers[2], output_elements=40 * layers[2].output_elements)
     large = replace(plain, model=replace(plain.model, layers=tuple(layers)))
-    groups = groups_of(with_memory(large, 3_300_000_000))
+    groups = groups_of(with_memory(large, 3_200_000_000))
     again = replace(candidate(plain, 8), options=StageOptions(tp=1, dp=1, recompute=FULL))
     solution = solve_groups(groups, again)
     first = groups.cost_model.estimate(solution.leaders[0])
