@@ -10,13 +10,30 @@ from types import FunctionType
 from typing import Any, Final, TypeVar
 
 import numba
+from numba.core import event
 
 from amp_ray.owners import why_untrusted
 
 _NUMBA: Any = numba  # its settings are untyped attributes
+_EVENTS: Any = event
 _LOGGER = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_COMPILE: Final = "numba:compile"
 _FILES: Final = "*.nb[ci]"  # of numba's cache: machine code, as pickles
+
+
+def before_compiling(say: Callable[[], object]) -> None:
+    """Call a function once, as soon as a kernel is compiled instead of loaded from the cache."""
+
+    class _First(event.Listener):
+        def on_start(self, _event: object) -> None:
+            _EVENTS.unregister(_COMPILE, self)
+            say()
+
+        def on_end(self, _event: object) -> None:
+            """Needed by numba."""
+
+    _EVENTS.register(_COMPILE, _First())
 
 
 def kept(*signature: str, **options: Any) -> Callable[[_Function], _Function]:  # noqa: ANN401 - njit's

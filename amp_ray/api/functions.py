@@ -16,7 +16,7 @@ from amp_ray.calibration import calibrate as fit
 from amp_ray.calibration.intervals import score_with_intervals
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel as OurCostModel
-from amp_ray.errors import InputError, NotFeasibleError, Where
+from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.inputs.experiment import Experiment, Objective, launchable_only, without_hosts
 from amp_ray.report.console import console as quiet_console
 from amp_ray.report.page import page, plan_record, study_record
@@ -184,6 +184,7 @@ def plan(
     launchable: bool = False,
     without: Sequence[str] = (),
     before: AnyPath | None = None,
+    only: Sequence[str] | None = None,
     num_rows: int | None = None,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
     **options: Unpack[Options],
@@ -199,6 +200,8 @@ def plan(
         without: Lost hosts, which the plan may not use.
         before: File with the current strategy; among ties, the plan that moves the least comes
             first.
+        only: Dimensions to search, such as ``tp``, ``dp`` and ``pp``; others are off, or as the
+            experiment sets them. Default: all that the runtime can combine.
         num_rows: Number of first rows to return exactly. The search leaves out candidates proven to
             rank below them, which is much faster. By default it leaves out none.
         leading: Called with each strategy that is faster than all earlier ones.
@@ -224,7 +227,12 @@ def plan(
     experiment = without_hosts(whole, without)
     if launchable:
         experiment = launchable_only(experiment)
+    if only is not None:
+        with placed(Where(file="--only"), ValueError):
+            experiment = experiment.only(only)
     experiment = replace(experiment, objective=objective or experiment.objective)
+    if before is not None and num_rows is not None:
+        num_rows = max(num_rows, NUM_INTERVALS)  # among their ties, the least moves come first
     planned = plan_experiment(
         experiment,
         choice,

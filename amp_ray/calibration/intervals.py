@@ -97,7 +97,7 @@ def with_intervals(
 def rank_with_intervals(experiment: Experiment, ranking: Ranking, num_rows: int) -> Ranking:
     """Add intervals to the first ``num_rows`` feasible rows, and mark the ties with the fastest.
 
-    The fastest strategy is always among these rows. Intervals of all rows would take longer than
+    The fastest strategy has one too. Intervals of all rows would take longer than
     the search: each needs an estimate per uncertain constant.
     """
     feasible = [
@@ -106,8 +106,9 @@ def rank_with_intervals(experiment: Experiment, ranking: Ranking, num_rows: int)
     if not feasible:
         return ranking
     fastest = min(feasible, key=leader_order)
-    rest = [estimate for estimate in feasible if estimate is not fastest]
-    first = sorted([fastest, *rest[: num_rows - 1]], key=leader_order)
+    first = sorted(feasible[:num_rows], key=leader_order)
+    if not any(estimate is fastest for estimate in first):
+        first.insert(0, fastest)
     shifts = log_shifts(experiment, first)
     bounded = with_intervals(experiment, first, shifts)
     ranking = replace(ranking, results=_exchanged(ranking.results, first, bounded))

@@ -8,9 +8,16 @@ from typing import Any, Final
 import click
 
 from amp_ray.cli.options import file_option, output_option, verbose_option
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError, Where, printable
 from amp_ray.runtime.files import write_text
-from amp_ray.runtime.first_file import Answers, device_of_hosts, experiment_text, hosts_of, preset
+from amp_ray.runtime.first_file import (
+    Answers,
+    device_of_hosts,
+    experiment_text,
+    hosts_of,
+    longest_sequence,
+    preset,
+)
 from amp_ray.runtimes.traits import RUNTIMES
 
 _COUNT: Final = click.IntRange(min=1)
@@ -50,7 +57,11 @@ _BATCH: Final = 256
     help="Line rate of a node's network interfaces together.",
 )
 @click.option("--batch", type=_COUNT, help="Samples per optimizer step.")
-@click.option("--sequence-length", type=_COUNT, help="Instead of the model's own.")
+@click.option(
+    "--sequence-length",
+    type=_COUNT,
+    help="Tokens of a training sequence. Default: the model's most, which is stated.",
+)
 @click.option("--runtime", type=click.Choice(sorted(RUNTIMES)), default="deepspeed")
 @click.option("--name", help="Of the experiment.  [default: that of the file]")
 @verbose_option
@@ -102,10 +113,22 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
         model=model,
         node={key: node[key] for key in order},
         batch=options["batch"] or _asked("--batch", "samples per optimizer step", _BATCH),
-        sequence_length=options["sequence_length"],
+        sequence_length=options["sequence_length"] or _config_length(model),
         hostfile=options["hostfile"],
         runtime=options["runtime"],
     )
+
+
+def _config_length(model: str) -> int | None:
+    """Ask for the tokens of a sequence, or state the configuration's; None for a preset's."""
+    length = longest_sequence(Path(model)) if model.endswith(".json") else None
+    if length is None:
+        return None
+    if sys.stdin.isatty():
+        return int(_asked("--sequence-length", "tokens of a training sequence", length))
+    note = f"sequence_length {length}: the most that {printable(model)} allows"
+    click.echo(f"{note}; --sequence-length N sets that of your training", err=True)
+    return length
 
 
 def _asked(option: str, question: str, default: Any) -> Any:  # noqa: ANN401 - a word or a number

@@ -29,7 +29,7 @@ from amp_ray.cli.options import (
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import NotFeasibleError
 from amp_ray.exports.reading import is_program
-from amp_ray.inputs.experiment import Objective
+from amp_ray.inputs.experiment import DIMENSIONS, Objective
 from amp_ray.report.views import calibration_view
 from amp_ray.runtime.files import read_text
 from amp_ray.strategies.strategy import named
@@ -58,6 +58,12 @@ _DEFAULT_ROWS: Final = 10
     "--launchable",
     is_flag=True,
     help="Only strategies that the runtime launches as they are: one tp and dp for all stages.",
+)
+@click.option(
+    "--only",
+    metavar="A,B,...",
+    help=f"Search these dimensions alone, of {', '.join(DIMENSIONS)}; others are off, or as the "
+    "file sets them.",
 )
 @click.option(
     "--objective",
@@ -91,6 +97,7 @@ def plan(
     show_all: bool,
     wide: bool,
     json_target: str | None,
+    only: str | None,
     **options: Any,  # noqa: ANN401 - those of api.plan
 ) -> None:
     """Search the strategies of an experiment and rank them by predicted time."""
@@ -98,6 +105,7 @@ def plan(
         plan = api.plan(
             api.load(experiment_path, changes=changes),
             num_rows=None if show_all else num_rows,
+            only=None if only is None else [name.strip() for name in only.split(",")],
             progress=progress,
             leading=progress.leading,
             **options,
@@ -140,7 +148,7 @@ def score(
     best, best_record = None, {}
     if is_program(read_text(strategies_path)):
         with search_progress() as progress:
-            plan = api.plan(experiment, progress=progress, **options)
+            plan = api.plan(experiment, num_rows=1, progress=progress, **options)
         [best_row] = plan.to_json(num_rows=1)["ranking"] or [None]
         best, best_record = plan.best, {"best": best_row}
     write_result(lambda: {**scores.to_json(), **best_record}, scores, json_target, wide=wide)

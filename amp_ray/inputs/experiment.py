@@ -10,7 +10,7 @@ from pydantic import dataclasses as checked
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants, Uncertainty
 from amp_ray.errors import InputError, Where
-from amp_ray.inputs.profile import Profile
+from amp_ray.inputs.profile import ANALYTIC, Profile
 from amp_ray.inputs.section import (
     STRICT,
     Count,
@@ -26,7 +26,7 @@ from amp_ray.inputs.yaml_text import SourceLines
 from amp_ray.models.model import Model, ModelShape
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
-from amp_ray.strategies.recompute import KINDS, Recompute
+from amp_ray.strategies.recompute import AUTO, KINDS, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import Precision
 
@@ -47,6 +47,19 @@ def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Ascending = Annotated[tuple[Count, ...], AfterValidator(_ascending)]
+_Auto = Annotated[Literal["auto"], Tag("word")]
+Degree = Annotated[_Auto | Annotated[Count, Tag("number")], by_type(str, "word", "number")]
+Chunks = Annotated[_Auto | Annotated[Ascending, Tag("list")], by_type(str, "word", "list")]
+
+DEGREES: Final = ("tp", "pp", "dp")
+"""The dimensions of a grid, which published planners search."""
+
+DIMENSIONS: Final = (*DEGREES, "cp", "ep", "zero_stage", "recompute", "virtual_stages")
+"""The dimensions that `Experiment.only` can leave out of a search, by their keys."""
+
+_LEAST_CONTEXT: Final = 4096
+"""Least tokens of a sequence for each rank, if the search chooses cp: NVIDIA's recipes for Llama 3
+divide sequences of 8,192 tokens by 2 ranks (NeMo, ``llama3_8b``, ``llama3_70b``)."""
 
 
 @checked.dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -72,14 +85,15 @@ class SearchLimits:
     """Largest pipeline parallel degree."""
     max_dp: Count | None = None
     """Largest data parallel degree."""
-    max_cp: Count = 1
+    max_cp: Degree = "auto"
     """Largest context parallel degree: ranks that divide the tokens of every sequence. A degree is
     tried if twice that number divides the sequence. It needs a runtime that supports it, attention
     as one kernel, and a model of one causal sequence; with `space: uniform`, without
-    `token_slices`. Layer times are then those of the data sheet."""
-    max_ep: Count | None = None
+    `token_slices`. Layer times are then those of the data sheet. `auto`: the ranks that leave each
+    4,096 tokens, wherever that is possible and no times are measured."""
+    max_ep: Degree = "auto"
     """Largest expert parallel degree, for models with experts on runtimes that distribute experts,
-    in space `uniform`; 1 keeps all experts on every replica."""
+    in space `uniform`; 1 keeps all experts on every replica. `auto`: no limit."""
     micro_batch_sizes: Ascending | None = None
     """Sizes to try, per data-parallel rank. Default: all that divide."""
     tp_across_nodes: Flag = False
@@ -113,11 +127,11 @@ class SearchLimits:
     with `space: operator` and a profile of operators. The bound also covers mixes that are not
     tried. Default: false, but with `--cost-model aceso-2024` true if the profile measures two
     algorithms."""
-    virtual_stages: Ascending | None = None
+    virtual_stages: Chunks = "auto"
     """Chunks per stage to try: above 1 the schedule is interleaved 1F1B, for runtimes that support
     it (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without
-    `token_slices`. A single stage has one chunk; every chunk has a block. Default: the runtime's
-    own, 1."""
+    `token_slices`. A single stage has one chunk; every chunk has a block. `auto`: the powers of two
+    and the divisors of a stage's number of blocks, wherever that is possible."""
     planner: Text = "amp-ray"
     """Planner of `plan`, `score`, `sweep`, `report` and `export`: `amp-ray`, or another name that
     `--cost-model` takes. The option on the command line has priority."""
@@ -130,7 +144,8 @@ class SearchLimits:
     def problems(self, traits: RuntimeTraits, shape: ModelShape) -> Iterator[tuple[str, str]]:
         """Yield the keys that space, runtime or model cannot satisfy, each with the reason."""
         is_uniform, other = self.space == "uniform", f"the space is {self.space}"
-        chunks, slices = self.virtual_stages or (traits.virtual_stages,), self.token_slices
+        chunks = (1,) if self.virtual_stages == "auto" else self.virtual_stages
+        cp, slices = 1 if self.max_cp == "auto" else self.max_cp, self.token_slices
         rules = (
             (
                 "token_slices",
@@ -158,10 +173,10 @@ class SearchLimits:
                 chunks != (1,) and slices,
                 "token slices cannot be added to interleaved chunks; leave one of them out",
             ),
-            ("max_cp", True, traits.why_no_context(self.max_cp)),
+            ("max_cp", True, traits.why_no_context(cp)),
             (
                 "max_cp",
-                self.max_cp > 1 and (slices or not is_uniform),
+                cp > 1 and (slices or not is_uniform),
                 "context parallelism is planned in space uniform, without token slices",
             ),
         )
@@ -328,9 +343,65 @@ class Experiment:
         return self.limits.planner
 
     @property
-    def virtual_stages(self) -> tuple[int, ...]:
-        """Numbers of chunks per stage to search; by default the runtime's."""
-        return self.limits.virtual_stages or (self.traits.virtual_stages,)
+    def default_virtual_stages(self) -> int:
+        """Chunks per stage of a strategy in several stages that does not set them."""
+        chosen = self.limits.virtual_stages
+        return self.traits.virtual_stages if chosen == "auto" else chosen[0]
+
+    def virtual_stages(self, blocks_per_stage: int) -> tuple[int, ...]:
+        """Return the numbers of chunks to search for stages of so many blocks, ascending."""
+        chosen, traits = self.limits.virtual_stages, self.traits
+        if chosen != "auto":
+            return chosen
+        able = traits.why_no_chunks(2) is None
+        if not able or self.space != "uniform" or self.limits.token_slices:
+            return (traits.virtual_stages,)
+        numbers = range(1, max(1, blocks_per_stage) + 1)
+        return tuple(n for n in numbers if not n & (n - 1) or not blocks_per_stage % n)
+
+    @property
+    def max_cp(self) -> int:
+        """Largest context parallel degree to search."""
+        chosen, shape = self.limits.max_cp, self.model.shape
+        if chosen != "auto":
+            return chosen
+        able = self.space == "uniform" and not self.limits.token_slices and shape.is_causal
+        if not able or self.traits.why_no_context(2) or self.profile != ANALYTIC:
+            return 1
+        return max(1, shape.sequence_length // _LEAST_CONTEXT)
+
+    def only(self, dimensions: Sequence[str]) -> "Experiment":
+        """Return an experiment whose search leaves out all dimensions but these.
+
+        A dimension that is left out is off, or as the file sets it; the search then still chooses
+        cuts and micro-batches.
+
+        Raises:
+            ValueError: If there is no dimension of a name.
+        """
+        unknown = [name for name in dimensions if name not in DIMENSIONS]
+        if unknown:
+            raise ValueError(f"found {unknown[0]!r}; expected some of {', '.join(DIMENSIONS)}")
+        limits, traits = self.limits, self.traits
+        off: dict[str, Any] = {
+            "max_tp": limits.min_tp,
+            "max_pp": 1,
+            "max_dp": 1,
+            "max_cp": 1,
+            "max_ep": 1,
+            "virtual_stages": (self.default_virtual_stages,),
+        }
+        kept = {name for name in off if name.removeprefix("max_") in dimensions}
+        return replace(
+            self,
+            limits=replace(limits, **{name: off[name] for name in off if name not in kept}),
+            zero_stage=traits.min_zero_stage
+            if self.zero_stage == AUTO_STAGE and "zero_stage" not in dimensions
+            else self.zero_stage,
+            recompute=NO_RECOMPUTE
+            if self.recompute == AUTO and "recompute" not in dimensions
+            else self.recompute,
+        )
 
     @property
     def may_idle(self) -> bool:

@@ -90,7 +90,8 @@ class ExperimentFile(Section):
     zero_stage: ZeroStage | None = None
     """What data-parallel ranks shard instead of each holding all: 1 optimizer states, 2 also
     gradients, 3 also weights (FSDP); `auto` lets the search choose. A stage that the runtime does
-    not support, alone or in a pipeline, is refused. Default: the runtime's lowest."""
+    not support, alone or in a pipeline, is refused. Default: `auto`; in space `operator` the
+    runtime's lowest."""
     shard_ranks: Count | None = None
     """Number of data-parallel ranks that shard together (HSDP: as many as a node has), each such
     group with a full copy; `auto` tries both all ranks and a node if the runtime supports it.
@@ -99,7 +100,7 @@ class ExperimentFile(Section):
     """With ZeRO 3, whether gathered weights are dropped after the forward pass and gathered again
     for the backward pass; a pipeline gathers them once per step and keeps them. Default: true
     without a pipeline."""
-    recompute: RecomputeKind = "none"
+    recompute: RecomputeKind = "auto"
     """What every block recomputes in the backward pass: nothing, the attention core (scores,
     softmax, dropout, context), or the whole block; `auto` lets the search choose for every stage,
     by time and memory, including the number of its blocks that recompute."""
@@ -236,11 +237,12 @@ class _Builder:
         """The ZeRO stage."""
         checked, document, traits = self._checked, self._document, self.traits
         shard_ranks, reshard = checked.shard_ranks, checked.reshard_after_forward
-        stage = traits.min_zero_stage if checked.zero_stage is None else checked.zero_stage
+        space = checked.search.space
+        default: Literal[0, "auto"] = 0 if space == "operator" else "auto"
+        stage = default if checked.zero_stage is None else checked.zero_stage
         if stage != "auto" and not traits.min_zero_stage <= stage <= traits.max_zero_stage:
             message = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
             document.refuse(f"found {stage}; {message}", "zero_stage")
-        space = checked.search.space
         if stage == "auto" and space != "operator":
             return AUTO_STAGE
         if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or shard_ranks):

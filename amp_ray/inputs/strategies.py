@@ -489,7 +489,7 @@ def _from_record(values: Mapping[str, Any], where: Where, experiment: Experiment
         candidate = _candidate(record, where, experiment)
         return Entry(where=where, candidate=candidate, strategy=None)
     if record.recompute is None and record.stages is None:
-        recompute = _default_recompute(experiment, where.at("recompute"), is_cut=True)
+        recompute = _default_recompute(experiment, is_cut=True)
         record = record.model_copy(update={"recompute": recompute})
     pp = len(record.stages or (record.bounds or ())[1:])
     zero = _default_zero(experiment, pp, is_cut=True)
@@ -533,7 +533,7 @@ def _from_cells(cells: Mapping[str, str], where: Where, experiment: Experiment) 
         if name in _DEGREES or cells.get(name)
     }
     if not values.get("virtual_stages"):
-        values["virtual_stages"] = 1 if values["pp"] == 1 else experiment.virtual_stages[0]
+        values["virtual_stages"] = 1 if values["pp"] == 1 else experiment.default_virtual_stages
     lines: dict[tuple[str | int, ...], int] = {(name,): where.line or 1 for name in values}
     record = validate(StrategyRecord, Document(file=where.file, values=values, lines=lines))
     candidate = _candidate(record, where, experiment)
@@ -641,7 +641,7 @@ def _one_recompute(
 ) -> Recompute:
     """Return the recompute of all stages, or of the first stage if they are cut."""
     at_recompute, is_cut = where.at("recompute"), record.bounds is not None
-    values = record.recomputes or (_default_recompute(experiment, at_recompute, is_cut=is_cut),)
+    values = record.recomputes or (_default_recompute(experiment, is_cut=is_cut),)
     if len(values) not in ({1, pp} if is_cut else {1}):
         expected = f"or one for each of the {pp}" if is_cut else "as it has no bounds"
         message = f"found {len(values)} values; expected one for all stages, {expected}"
@@ -652,15 +652,9 @@ def _one_recompute(
     return values[0]
 
 
-def _default_recompute(experiment: Experiment, where: Where, *, is_cut: bool) -> Recompute:
-    """Return the recompute of a strategy that does not set it."""
-    if is_cut and experiment.recompute == AUTO:
-        message = (
-            "missing; the experiment's recompute is auto, so a strategy with bounds has to say "
-            "which stages compute what again"
-        )
-        raise InputError(message, where=where)
-    return experiment.recompute
+def _default_recompute(experiment: Experiment, *, is_cut: bool) -> Recompute:
+    """Return the default recompute of a strategy; for given cuts the search has no choice."""
+    return NO_RECOMPUTE if is_cut and experiment.recompute == AUTO else experiment.recompute
 
 
 def _num_micro_batches(

@@ -5,6 +5,7 @@ from typing import ClassVar, Final
 
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import DEGREES
 from amp_ray.search.planner import PlannerTraits
 from amp_ray.search.ranking import why_none
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate
@@ -14,7 +15,7 @@ from amp_ray.strategies.strategy import Strategy
 class PublishedPlanner:
     """Base of planners whose formulas have no error estimate, no prices and no parts of memory."""
 
-    traits: ClassVar = PlannerTraits()
+    traits: ClassVar = PlannerTraits(dimensions=DEGREES)
     relative_error: Final = 0.0  # the publications state none
 
     def why_none(self, results: Sequence[Result]) -> str:

@@ -343,16 +343,12 @@ def _speed_text(best: Estimate, tokens: float | None) -> str:
 
 
 def _ties_text(ranking: Ranking) -> str:
-    """Describe the ties among the first rows, and their order."""
+    """Describe the ties among the first rows."""
     num_tied = ranking.num_tied
     if not ranking.relative_error:
         what = "cost the same" if ranking.objective == "cost" else "take the same time"
         return f"= the first {num_tied} {what}"
-    tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
-    risky = 100 * RISKY_PROBABILITY
-    is_mixed = len({is_risky(estimate) for estimate in tied}) > 1
-    order = f", those with a risk of {risky:.0f} % or more last" if is_mixed else ""
-    return f"= the first {num_tied} are ties, closer than the model can tell apart{order}"
+    return f"= the first {num_tied} are ties, closer than the model can tell apart"
 
 
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
@@ -364,11 +360,18 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     if ranking.num_left_out:
         slower = counted(ranking.num_left_out, "candidate")
         notes.append(Text(f"{slower} proven to be slower or not to fit, not planned: --all"))
+    shown = ranking.results[: min(num_shown, ranking.num_feasible)]
+    if len({is_risky(result) for result in shown if isinstance(result, Estimate)}) > 1:
+        risky = 100 * RISKY_PROBABILITY
+        notes.append(Text(f"strategies with a risk of {risky:.0f} % or more come after all others"))
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")
         notes.append(Text(f"{more}: --top K or --all"))
-    if ranking.infeasible and num_shown <= ranking.num_feasible:
+    rest = ranking.results[ranking.num_feasible : num_shown]
+    if any(isinstance(result, Estimate) for result in rest):
+        notes.append(Text("times of rows that do not fit: with enough memory, recompute as shown"))
+    if ranking.infeasible and not rest:
         total = counted(len(ranking.results), "candidate")
         notes.append(
             Text(

@@ -13,6 +13,7 @@ from amp_ray.errors import InputError, Where, printable
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.hostfile import parse_hostfile
+from amp_ray.inputs.model_shape import config_figures
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
@@ -41,10 +42,15 @@ cluster:{hostfile}
     - {node}
 precision: {precision}        # fp16 | bf16 | fp32
 optimizer: adam
-recompute: auto        # none | selective | full | auto: as much as it takes to fit
+# auto: the plan chooses what the runtime can do. amp-ray plan --only tp,dp,pp leaves all of it out.
+zero_stage: auto       # 0 | 1 | 2 | 3: what data-parallel ranks shard
+recompute: auto        # none | selective | full
+sequence_parallel: auto        # true | false
 runtime: {runtime}     # what trains; deepspeed and torch are amp-ray's own programs
 global_batch_size: {batch}
-search: {{space: uniform}}        # placement and heterogeneous look further, for nodes that differ
+# tokens: 1e12         # to train on in all: adds days, device-hours and, with prices, money
+# space placement and heterogeneous look further, for nodes that differ.
+search: {{space: uniform, max_cp: auto, max_ep: auto, virtual_stages: auto}}
 trials: {{backend: {backend}, budget: 10, steps: 20, warmup_steps: 5, timeout_s: 600}}
 """
 
@@ -147,6 +153,12 @@ def _catalogued(name: str, num_bytes: float | None) -> str | None:
         return None
     memory_bytes = num_bytes or 0.0
     return min(alike, key=lambda device: abs(device.memory_bytes - memory_bytes)).name
+
+
+def longest_sequence(config: Path) -> int | None:
+    """Return the most tokens of a sequence that a configuration names, if it names any."""
+    length = config_figures(read_text(config), str(config)).get("sequence_length")
+    return length if isinstance(length, int) else None
 
 
 def _model(answers: Answers, output: Path) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def plan_experiment(
     start_s = time.perf_counter()
     workers.check()
     choice = choice or choose_planner(experiment)
+    experiment = experiment.only(choice.traits.dimensions)
 
     def search(planner: Planner, candidates: Candidates) -> Ranking:
         return search_candidates(
@@ -88,7 +89,8 @@ def plan_experiment(
 
     planner, ranking = run_search(experiment, choice, search, num_rows=num_rows)
     if planner.traits.has_constants:
-        ranking = rank_with_intervals(experiment, ranking, NUM_INTERVALS)
+        num_shown = min(num_rows or NUM_INTERVALS, NUM_INTERVALS)
+        ranking = rank_with_intervals(experiment, ranking, num_shown)
     return Planned(
         experiment=experiment,
         cost_model=choice.name,

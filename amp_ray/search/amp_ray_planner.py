@@ -269,7 +269,7 @@ class ChooseZero:
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan over all ZeRO settings.
 
-        Skip settings whose lower bound exceeds the best plan that fits so far. The first setting is
+        Skip settings whose lower bound exceeds the best safe plan so far. The first setting is
         always planned, to show how much memory an infeasible candidate lacks.
         """
         if candidate.options.zero != AUTO_ZERO:
@@ -281,15 +281,14 @@ class ChooseZero:
         }
         choices.sort(key=lambda choice: (bounds[choice], choice.options.zero))
         results: list[Result] = []
-        limit_s, relative_error = math.inf, self.space.experiment.constants.time_error
+        limit_s = math.inf
         for choice in choices:
             if results and (bounds[choice] > limit_s or bounds[choice] == math.inf):
                 continue
             result = self.inner.plan(choice)
             results.append(result)
-            if isinstance(result, Estimate) and result.feasible:
-                slack = 1 + (relative_error if is_risky(result) else 0.0)
-                limit_s = min(limit_s, slack * result.iteration_time_s)
+            if isinstance(result, Estimate) and result.feasible and not is_risky(result):
+                limit_s = min(limit_s, result.iteration_time_s)
         plans = [result for result in results if isinstance(result, Estimate)]
         if not plans:
             first = results[0]

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import OptionalCandidates, Planner
-from amp_ray.search.ranking import is_risky, leader_order, speed
+from amp_ray.search.ranking import SHOWN_SLACK, is_risky, leader_order, speed
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import candidate_of
 
@@ -21,17 +21,15 @@ class CandidateQueue:
     """Candidates in the order of planning, and the results to rank.
 
     Optional candidates come last, ordered by their lower bounds. Planning stops when a bound
-    exceeds the time of the fastest safe strategy so far; if none is safe, when it exceeds the times
-    of all ties with the fastest. So a skipped candidate can never come first, and the number of
-    workers does not matter. If many candidates remain, expected times replace the bounds.
-    Infeasible results and duplicates of optional candidates are dropped.
+    exceeds the time of the fastest safe strategy so far. So a skipped candidate can never come
+    first, and the number of workers does not matter. If many candidates remain, expected times
+    replace the bounds. Infeasible results and duplicates of optional candidates are dropped.
     """
 
     def __init__(
         self,
         candidates: Sequence[AnyCandidate],
         optional: OptionalCandidates,
-        relative_error: float,
         effort: SearchEffort = EFFORT,
     ) -> None:
         """Begin with the required candidates.
@@ -39,14 +37,13 @@ class CandidateQueue:
         Args:
             candidates: The required ones.
             optional: Candidates to plan only if they may be fast.
-            relative_error: Two predictions closer than this share are a tie.
             effort: Limits of the search.
         """
         self.candidates = tuple(candidates)
         self.results: list[Result] = []
         self._num_needed, self._optional = len(self.candidates), optional
-        self._relative_error, self._effort = relative_error, effort
-        self._limit, self._least_s = _Limit(relative_error, optional.num_rows), list[float]()
+        self._effort = effort
+        self._limit, self._least_s = _Limit(optional.num_rows), list[float]()
         self._known: set[object] = set()
         self._is_open = False
         if not self.candidates:
@@ -86,14 +83,8 @@ class CandidateQueue:
     def improved(self) -> list[Result]:
         """Return all results to rank, with faster extra plans and the fastest plans improved."""
         feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
-        least = min(map(speed, feasible), default=(True, math.inf))
-        safe = (speed(plan) for plan in feasible if not is_risky(plan))
-        least_safe = min(safe, default=(True, math.inf))
-        extra = [
-            plan
-            for plan in self._optional.extra_plans(feasible)
-            if speed(plan) < (least if is_risky(plan) else least_safe)
-        ]
+        least = min(map(speed, feasible), default=(math.inf, math.inf))
+        extra = [plan for plan in self._optional.extra_plans(feasible) if speed(plan) < least]
         results, feasible = [*self.results, *extra], [*feasible, *extra]
         strategies = {plan.strategy for plan in feasible}
         better: dict[int, Result] = {}
@@ -117,7 +108,7 @@ class CandidateQueue:
         first = len(results)
         if first < self._num_needed:
             return range(first, self._num_needed)
-        limit = _Limit(self._relative_error, self._optional.num_rows)
+        limit = _Limit(self._optional.num_rows)
         for result in results.values():
             if isinstance(result, Estimate) and result.feasible:
                 limit.add(result)
@@ -187,31 +178,23 @@ class CandidateQueue:
 class _Limit:
     """Largest time at which a strategy can still come first or among the wanted rows."""
 
-    def __init__(self, relative_error: float, num_rows: int) -> None:
-        """Begin without strategies.
-
-        Args:
-            relative_error: As in `CandidateQueue`.
-            num_rows: As in `OptionalCandidates`.
-        """
-        self._slack, self._num_rows = 1 + relative_error, num_rows
+    def __init__(self, num_rows: int) -> None:
+        """Begin without strategies; ``num_rows`` is as in `OptionalCandidates`."""
+        self._num_rows = num_rows
         self._fastest_s: list[float] = []
 
     def add(self, able: Estimate) -> None:
-        """Count a feasible strategy."""
-        time_s = able.iteration_time_s
-        if not self._num_rows and is_risky(able):
-            time_s *= self._slack
-        insort(self._fastest_s, time_s)
-        del self._fastest_s[max(1, self._num_rows) :]
+        """Count a feasible strategy, unless it is risky: those come last."""
+        if not is_risky(able):
+            insort(self._fastest_s, able.iteration_time_s)
+            del self._fastest_s[max(1, self._num_rows) :]
 
     @property
     def seconds(self) -> float:
-        """The limit; infinite while there are fewer strategies than wanted rows."""
+        """The limit; infinite while there are fewer safe strategies than wanted rows."""
         if len(self._fastest_s) < max(1, self._num_rows):
             return math.inf
-        first_s, last_s = self._fastest_s[0], self._fastest_s[-1]
-        return max(first_s * self._slack, last_s) if self._num_rows else first_s
+        return self._fastest_s[-1] * (1 + (SHOWN_SLACK if self._num_rows else 0.0))
 
 
 def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:

@@ -14,7 +14,7 @@ from amp_ray import guests
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.errors import InputError, Where, placed
-from amp_ray.inputs.experiment import Experiment, Space
+from amp_ray.inputs.experiment import DIMENSIONS, Experiment, Space
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import Strategy
 
@@ -38,6 +38,8 @@ class PlannerTraits:
     # Whether estimates use our constants: a calibration then changes the estimates, and the
     # constants' uncertainty gives an interval for the time
     has_constants: bool = False
+    # Dimensions that it can choose; a search leaves out what the experiment opens besides them
+    dimensions: tuple[str, ...] = DIMENSIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,7 @@ class OptionalCandidates:
     # Limit on the sum of the candidates' devices; beyond it only the candidates with the least
     # expected times are planned. None for no limit.
     most_devices: int | None = None
-    # Number of first rows that must be proven to be the fastest, with all ties of the first; 0 if
-    # only the fastest counts
+    # Number of first rows that must be proven to be the fastest; 0 if only the fastest counts
     num_rows: int = 0
     # Improves the fastest strategies in the end; the result is never slower
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
@@ -144,7 +145,7 @@ class PlannerChoice:
         """
         make: Callable[..., Planner] = self.planner_class
         with placed(experiment.where()):
-            return make(experiment=experiment)
+            return make(experiment=experiment.only(self.traits.dimensions))
 
 
 def choose_planner(experiment: Experiment, name: str | None = None) -> PlannerChoice:

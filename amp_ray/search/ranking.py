@@ -10,6 +10,7 @@ from typing import Final
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.inputs.experiment import Objective
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
+from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, named
 
 SIGNIFICANT_DIGITS = 12
@@ -18,16 +19,22 @@ SIGNIFICANT_DIGITS = 12
 _SCHEDULE: Final = attrgetter(*(part.name for part in fields(Strategy)[3:]))
 """Placement and schedule of a strategy: all its values but stages and micro-batches."""
 
+SHOWN_DIGITS: Final = 4
+"""Times that agree to this many digits are shown alike: then plainer strategies come first."""
+
+SHOWN_SLACK: Final = 10.0 ** (1 - SHOWN_DIGITS)
+"""Largest relative difference of two times that are shown alike."""
+
 RISKY_PROBABILITY: Final = 0.1
-"""A strategy with at least this failure probability is ranked last among its ties."""
+"""A strategy with at least this failure probability comes after all safe ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """All results of a search, best first."""
 
-    # In order: ties with the fastest feasible estimate, safe ones first, then by time; the other
-    # feasible estimates by time; infeasible estimates by time; candidates without an estimate
+    # In order: safe feasible estimates by time, then risky ones by time, see `RISKY_PROBABILITY`;
+    # infeasible estimates by time; candidates without an estimate
     results: tuple[Result, ...]
     num_feasible: int  # number of results that can run
     num_tied: int  # number of first estimates whose difference is below the model's error
@@ -65,8 +72,8 @@ def rank(
 ) -> Ranking:
     """Order results; break equal times by the strategy's values, not by order of arrival.
 
-    Among ties with the best, safe strategies come first: the model cannot say which of them is
-    faster, but it can say which may run out of memory.
+    Safe strategies come before all that may run out of memory. If the model has an error, of
+    strategies whose times are shown alike those with fewer dimensions come first.
 
     Args:
         results: In any order; with costs if the objective needs them.
@@ -76,23 +83,25 @@ def rank(
         per_sample: Whether to compare time per sample, as batches differ.
     """
     ordered = sorted(results, key=_key)
+    if relative_error:  # formulas without an error are ranked by their exact times
+        ordered.sort(key=_shown)
     if per_sample:
         ordered.sort(key=lambda result: (_class(result), _sample_s(result)))
     if objective == "cost":
         ordered.sort(key=lambda result: (_class(result), _money(result)))
     feasible = [result for result in ordered if isinstance(result, Estimate) and result.feasible]
-    front = _front(feasible) if objective == "time-cost" else []
+    leading = [estimate for estimate in feasible if _class(estimate) == _class(feasible[0])]
+    front = _front(leading) if objective == "time-cost" else []
     tied: list[Estimate] = []
     if feasible and not front:
         figure = _money if objective == "cost" else _sample_s if per_sample else _seconds
         limit = figure(feasible[0]) * (1 + relative_error)
-        tied = [estimate for estimate in feasible if figure(estimate) <= limit]
+        tied = [estimate for estimate in leading if figure(estimate) <= limit]
     chosen = {id(estimate) for estimate in front}
     return Ranking(
         results=(
             *front,
-            *sorted(tied, key=is_risky),
-            *(result for result in ordered[len(tied) :] if id(result) not in chosen),
+            *(result for result in ordered if id(result) not in chosen),
         ),
         num_feasible=len(feasible),
         num_tied=len(tied),
@@ -119,22 +128,21 @@ def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -
         for estimate in ranking.results[: ranking.num_feasible]
         if isinstance(estimate, Estimate)
     ]
-    able.sort(key=_key)
     error_of = {id(estimate): error for estimate, error in errors}
     number = 0
     for estimate in able:
-        error = error_of.get(id(estimate), 0.0)
-        if number >= ranking.num_tied and estimate.iteration_time_s > fastest * math.exp(error):
+        limit_s = fastest * math.exp(error_of.get(id(estimate), 0.0))
+        is_apart = estimate.iteration_time_s > limit_s or is_risky(estimate) != is_risky(able[0])
+        if number >= ranking.num_tied and is_apart:
             break
         number += 1
-    results = (*sorted(able[:number], key=is_risky), *able[number:], *ranking.infeasible)
-    return replace(ranking, results=results, num_tied=number)
+    return replace(ranking, num_tied=number)
 
 
 def _front(feasible: Sequence[Estimate]) -> list[Estimate]:
     """Return the estimates, by time, that cost less than every faster one."""
     front: list[Estimate] = []
-    for estimate in feasible:
+    for estimate in sorted(feasible, key=leader_order):
         if not front or _money(estimate) < _money(front[-1]):
             front.append(estimate)
     return front
@@ -207,9 +215,9 @@ def excess(estimate: Estimate) -> float:
     return max([1.0, *(peak / limit for peak, limit in pairs)])
 
 
-def speed(estimate: Estimate) -> tuple[bool, float]:
-    """Return the sort key of estimates: feasible first, then rounded time."""
-    return not estimate.feasible, float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
+def speed(estimate: Estimate) -> tuple[int, float]:
+    """Return the sort key of estimates: safe ones, risky ones, infeasible ones, by rounded time."""
+    return _class(estimate), float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
 
 
 def leader_order(estimate: Estimate) -> tuple[object, ...]:
@@ -225,9 +233,35 @@ def _key(result: Result) -> tuple[object, ...]:
     return (*speed(result), *_values(result.strategy))
 
 
+def _shown(result: Result) -> tuple[int, float, int]:
+    """Return the sort key of results as they are shown: by class, time, and dimensions."""
+    if isinstance(result, Infeasible):
+        return _class(result), 0.0, 0
+    shown_s = float(f"{result.iteration_time_s:.{SHOWN_DIGITS}g}")
+    return _class(result), shown_s, _num_dimensions(result.strategy)
+
+
 def _class(result: Result) -> int:
-    """Return 0 for a feasible plan, 1 for an infeasible one, 2 for a candidate without plan."""
-    return 2 if isinstance(result, Infeasible) else int(not result.feasible)
+    """Return 0 for a safe plan, 1 for a risky one, 2 for an infeasible one, 3 for no plan."""
+    if isinstance(result, Infeasible):
+        return 3
+    return int(is_risky(result)) if result.feasible else 2
+
+
+def _num_dimensions(strategy: Strategy) -> int:
+    """Count the dimensions that a strategy uses."""
+    options = [stage.options for stage in strategy.stages]
+    used = {name for stage in options for name in stage.others}
+    used |= {name for stage in options for name in ("tp", "dp") if getattr(stage, name) > 1}
+    flags = (
+        strategy.pp > 1,
+        strategy.zero.stage > 0,
+        strategy.is_interleaved,
+        strategy.is_sliced,
+        len(set(options)) > 1,
+        any(stage.recompute != NO_RECOMPUTE for stage in options),
+    )
+    return len(used) + sum(flags)
 
 
 def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:

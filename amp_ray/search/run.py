@@ -10,11 +10,11 @@ from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import Entry
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice
-from amp_ray.search.ranking import Ranking, rank
+from amp_ray.search.ranking import SHOWN_SLACK, Ranking, is_risky, rank
 from amp_ray.search.variants import plans_of_variants
 
 NUM_INTERVALS: Final = 20
-"""First rows that get an interval for their time, even if fewer are shown."""
+"""Most rows that get an interval for their time: it costs a multiple of the search."""
 
 Search = Callable[[Planner, Candidates], Ranking]
 """Function that plans candidates and ranks the results, in this process or on workers."""
@@ -37,7 +37,6 @@ def run_search(
     _check_money(experiment, choice)
     planner = choice.make(experiment)
     with placed(experiment.where("search"), ValueError):
-        num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
         candidates = planner.candidates(num_rows)
     _check_prices(experiment)
     with placed(experiment.where("profile")):
@@ -61,14 +60,18 @@ def _first_rows(
     if not first.num_feasible:
         return search(planner, Candidates(required=optional.candidates))
     # Drop further results: which of them exist depends on the order of the workers.
-    feasible = [
-        result for result in first.results if isinstance(result, Estimate) and result.feasible
-    ]
-    times_s = sorted(estimate.iteration_time_s for estimate in feasible)
-    limit_s = max(times_s[0] * (1 + first.relative_error), *times_s[: optional.num_rows][-1:])
-    kept = tuple(estimate for estimate in feasible if estimate.iteration_time_s <= limit_s)
-    num_left_out = len(optional.candidates) - len(kept)
-    return replace(first, results=kept, num_feasible=len(kept), num_left_out=num_left_out)
+    kept = [result for result in first.results if isinstance(result, Estimate) and result.feasible]
+    times_s = sorted(estimate.iteration_time_s for estimate in kept if not is_risky(estimate))
+    if len(times_s) >= optional.num_rows:
+        limit_s = times_s[optional.num_rows - 1] * (1 + SHOWN_SLACK)
+        kept = [plan for plan in kept if plan.iteration_time_s <= limit_s and not is_risky(plan)]
+    return replace(
+        first,
+        results=tuple(kept),
+        num_feasible=len(kept),
+        num_tied=min(first.num_tied, len(kept)),
+        num_left_out=len(optional.candidates) - len(kept),
+    )
 
 
 def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking) -> Ranking:

@@ -104,7 +104,7 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
         if _allows_tp(tp, experiment.limits)
         and (experiment.limits.tp_across_nodes or _whole(tp, experiment.cluster) == num_devices)
     ]
-    shape, most = experiment.model.shape, experiment.limits.max_cp
+    shape, most = experiment.model.shape, experiment.max_cp
     grids = (
         (tp, cp, dp, num_devices // (tp * cp * dp))
         for tp in tps
@@ -214,7 +214,7 @@ def _expert_degrees(num_ranks: int, experiment: Experiment) -> list[int]:
     if not num_experts or not able:
         return [1]
     degrees = _divisors(math.gcd(num_experts, num_ranks))
-    return [ep for ep in degrees if most is None or ep <= most]
+    return [ep for ep in degrees if most == "auto" or ep <= most]
 
 
 def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
@@ -322,7 +322,7 @@ def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:
     is_even = experiment.traits.partition == "even-blocks"
     return tuple(
         number
-        for number in experiment.virtual_stages
+        for number in experiment.virtual_stages(num_blocks // pp)
         if number == 1
         or (number * pp <= num_blocks and not (is_even and num_blocks % (number * pp)))
     )

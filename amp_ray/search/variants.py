@@ -57,7 +57,7 @@ def plans_of_variants(
 
 
 def _planned(planner: Planner, candidates: Candidates) -> list[Estimate]:
-    queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
+    queue = CandidateQueue(candidates.required, candidates.optional)
     return [result for result in queue.run(planner.plan) if isinstance(result, Estimate)]
 
 

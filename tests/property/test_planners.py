@@ -120,7 +120,7 @@ CASES: Final = tuple(accepted())
 def planned(case: Case) -> tuple[Planner, Candidates, Ranking]:
     """Plan the candidates one after the other, in order."""
     planner, candidates = started(case)
-    queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
+    queue = CandidateQueue(candidates.required, candidates.optional)
     return planner, candidates, rank(queue.run(planner.plan), relative_error=planner.relative_error)
 
 
@@ -134,7 +134,7 @@ def planned_otherwise(case: Case) -> Ranking:
         return workers[0].plan(candidate)
 
     required = tuple(reversed(candidates.required))
-    queue = CandidateQueue(required, candidates.optional, planner.relative_error)
+    queue = CandidateQueue(required, candidates.optional)
     return rank(queue.run(plan), relative_error=planner.relative_error)
 
 
@@ -219,7 +219,7 @@ def test_narrower_limits_are_never_faster(case: Case) -> None:
         planner, candidates = started(case, max_tp=1)
     except ValueError:  # no candidate is left
         return
-    queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
+    queue = CandidateQueue(candidates.required, candidates.optional)
     narrower = rank(queue.run(planner.plan))
     assert fastest_s(narrower) >= fastest_s(planned(case)[2]) * (1 - ROUNDING)
 

@@ -83,7 +83,7 @@ def search_candidates(
     The ranking is bit for bit the same for all ``workers``. ``progress`` gets (done, total);
     ``leading`` gets each strategy that is faster than all before it.
     """
-    wanted = CandidateQueue(candidates, optional, planner.relative_error)
+    wanted = CandidateQueue(candidates, optional)
     watch = Stopwatch()
     may_leave = not workers.forced and workers.num != 0 and num_cpus() > 1
     may_leave = may_leave and find_spec("ray") is not None

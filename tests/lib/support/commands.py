@@ -53,9 +53,9 @@ def amp_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """The small experiment as a file."""
+    """The small experiment as a file, with everything but tp, dp and pp off."""
     path = tmp_path / "small.yaml"
-    path.write_text(SMALL, encoding="utf-8")
+    path.write_text(f"{SMALL}recompute: none\nzero_stage: 0\n", encoding="utf-8")
     return path
 
 

@@ -12,8 +12,9 @@ from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.profiles.aceso import read_aceso_profile
 from amp_ray.inputs.profiles.metis import read_metis_profile
-from amp_ray.inputs.yaml_text import parse_yaml
+from amp_ray.inputs.yaml_text import Document, parse_yaml
 from amp_ray.models.model import Model
+from amp_ray.runtimes.traits import RUNTIMES
 
 TEXT_MODEL = """\
 model: {family: gpt2, num_layers: 6, hidden_size: 256, num_heads: 8, sequence_length: 128,
@@ -86,13 +87,26 @@ class MemoryFiles:
 
 
 def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experiment:
-    """Build an experiment from YAML text.
+    """Build an experiment from YAML text; dimensions that it leaves out are off, not `auto`.
 
     Args:
         text: The experiment file.
         files: Text of the files that it names, by path.
     """
-    return build_experiment(parse_yaml(text, file="test.yaml"), MemoryFiles(files))
+    return build_experiment(plain_document(text), MemoryFiles(files))
+
+
+def plain_document(text: str) -> Document:
+    """Read YAML text; switch off the dimensions that it leaves out."""
+    document = parse_yaml(text, file="test.yaml")
+    values, search = dict(document.values), document.values.get("search", {})
+    traits = RUNTIMES.get(values.get("runtime", "deepspeed"))
+    if traits is not None:
+        values.setdefault("zero_stage", traits.min_zero_stage)
+    values.setdefault("recompute", "none")
+    if isinstance(search, Mapping):
+        values["search"] = {"max_cp": 1, "virtual_stages": [1], **search}
+    return replace(document, values=values)
 
 
 def experiment_on(

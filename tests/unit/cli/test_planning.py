@@ -54,10 +54,26 @@ def test_json_of_plan(amp_ray: Run, small: Path, tmp_path: Path) -> None:
 def test_set_plans_as_the_changed_file(amp_ray: Run, small: Path) -> None:
     changed = small.with_name("changed.yaml")
     text = small.read_text(encoding="utf-8").replace("num_heads: 8", "num_heads: 4")
-    changed.write_text(f"{text}recompute: full\n", encoding="utf-8")
+    changed.write_text(text.replace("recompute: none", "recompute: full"), encoding="utf-8")
     options = ("--set", "model.num_heads=4", "--set", "recompute=full")
     by_option = amp_ray("plan", small, *options, "--json").json
     assert by_option["ranking"] == amp_ray("plan", changed, "--json").json["ranking"]
+
+
+def test_by_default_all_that_the_runtime_can_combine_is_searched(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(f"{LONG}global_batch_size: 4\n", encoding="utf-8")
+    degrees = ["dp", "micro_batch_size", "pp", "tp"]
+    searched = amp_ray("plan", path, "--json").json["searched"]
+    assert searched == sorted([*degrees, "cp", "recompute", "virtual_stages", "zero_stage"])
+    only = amp_ray("plan", path, "--json", "--only", "tp, dp,pp").json
+    assert only["searched"] == degrees
+    alone = amp_ray("plan", path, "--json", "--only", "pp").json["ranking"]
+    assert {(row["strategy"]["tp"], row["strategy"]["dp"]) for row in alone} == {(1, 1)}
+    ended = amp_ray("plan", path, "--only", "tp,width")
+    assert (ended.code, "--only: found 'width'; expected some of tp, pp" in ended.err) == (2, True)
 
 
 def test_batches_that_the_devices_divide_are_planned_within_the_tolerance(

@@ -12,14 +12,16 @@ from amp_ray.clusters.constants import Constants
 from amp_ray.errors import InputError
 from amp_ray.inputs import profile, strategies
 from amp_ray.inputs.cluster_section import NodeSection
-from amp_ray.inputs.experiment import OwnProgram, Pattern, SshSettings
-from amp_ray.inputs.experiment_file import ExperimentFile
+from amp_ray.inputs.experiment import DIMENSIONS, OwnProgram, Pattern, SshSettings
+from amp_ray.inputs.experiment_file import ExperimentFile, build_experiment
 from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.profile import ANALYTIC
 from amp_ray.inputs.section import Section, validate
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtimes.traits import RUNTIMES
-from support.experiments import SMALL, experiment_from, small_experiment
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
+from amp_ray.strategies.zero import AUTO_STAGE
+from support.experiments import LONG, SMALL, MemoryFiles, experiment_from, small_experiment
 
 # ------------------------------------------------------------------------------- documents
 
@@ -378,3 +380,21 @@ def test_groups_that_cannot_be_compared_are_refused(nodes: str, number: int, mes
     text = f"{SMALL.replace(TWO, nodes)}trials: {{host_groups: {number}}}\n"
     with pytest.raises(InputError, match=rf"trials\.host_groups: {message}"):
         experiment_from(text)
+
+
+def test_by_default_the_search_chooses_what_the_runtime_can_combine() -> None:
+    text = f"{LONG}global_batch_size: 8\n"
+    experiment = build_experiment(parse_yaml(text, file="long.yaml"), MemoryFiles())
+    assert (experiment.zero_stage, experiment.recompute) == (AUTO_STAGE, AUTO)
+    assert (experiment.max_cp, experiment.virtual_stages(6)) == (2, (1, 2, 3, 4, 6))
+    other = replace(experiment, traits=RUNTIMES["deepspeed"])
+    assert (other.max_cp, other.virtual_stages(6)) == (1, (1,))
+
+
+def test_a_search_of_some_dimensions_keeps_what_the_file_fixes() -> None:
+    text = f"{LONG}global_batch_size: 8\nzero_stage: 1\nsearch: {{virtual_stages: [2]}}\n"
+    experiment = build_experiment(parse_yaml(text, file="long.yaml"), MemoryFiles())
+    only = experiment.only(["pp", "cp"])
+    assert (only.zero_stage, only.recompute, only.virtual_stages(4)) == (1, NO_RECOMPUTE, (2,))
+    assert (only.limits.max_tp, only.limits.max_pp, only.max_cp) == (1, None, 2)
+    assert experiment.only(DIMENSIONS).limits == experiment.limits

@@ -160,16 +160,20 @@ def test_where_a_launcher_gives_up_the_risk_is_not_of_memory_alone() -> None:
     assert "OOM" not in text
 
 
-def test_a_risky_leader_stands_behind_its_safe_tie_and_that_is_told() -> None:
+def test_the_time_of_a_row_that_does_not_fit_is_explained() -> None:
+    lacking = replace(bare(1.0), reasons=(Reason(kind="out of memory", detail="stage 0"),))
+    ranked = rank([lacking, bare(2.0)])
+    assert "rows that do not fit: with enough memory" in shown(ranked, num_rows=None)
+    assert "do not fit" not in shown(ranked, num_rows=1)
+
+
+def test_a_risky_strategy_stands_behind_safe_ones_and_a_note_says_so() -> None:
     leader = replace(bare(1.0), failure_probability=0.43)
     safe = replace(bare(1.03, (0, 4, 9)), failure_probability=0.08)
     text = shown(rank([leader, safe], relative_error=0.06))
     rows = [line for line in text.splitlines() if " % " in line]
     assert ["8 %" in rows[0], "43 %" in rows[1]] == [True, True]
-    assert (
-        "are ties, closer than the model can tell apart, those with a risk of 10 % or more last"
-        in text
-    )
+    assert "strategies with a risk of 10 % or more come after all others" in text
 
 
 def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() -> None:

@@ -37,7 +37,7 @@ def opened(
     *results: Result, expected_s: float = 0.0, effort: SearchEffort = EFFORT
 ) -> CandidateQueue:
     """Return what is wanted after the needed candidates."""
-    found = CandidateQueue(NEEDED, optional(expected_s), 0.1, effort)
+    found = CandidateQueue(NEEDED, optional(expected_s), effort)
     assert found.num == len(NEEDED)
     for number, result in enumerate(results):
         found.add(number, result)
@@ -61,15 +61,16 @@ def test_a_faster_strategy_leaves_fewer() -> None:
     assert bounds_s(found) == [1.0, 2.0]
 
 
-def test_a_risky_strategy_leaves_what_ties_with_it() -> None:
-    assert bounds_s(opened(estimate(0, 2.8, risk=0.5), estimate(1, 9.5))) == [1.0, 2.0, 3.0]
+def test_a_risky_strategy_excludes_no_candidate() -> None:
+    safe, unsafe = estimate(1, 9.5), estimate(0, 2.8, risk=0.5)
+    assert bounds_s(opened(unsafe, safe)) == [1.0, 2.0, 3.0, 4.0, 9.0]
     assert bounds_s(opened(estimate(0, 2.8), estimate(1, 9.5))) == [1.0, 2.0]
 
 
 def test_without_a_strategy_all_that_have_one_are_planned() -> None:
     nothing = Infeasible(candidate=NEEDED[0], reason=Reason(kind="none", detail=""))
     assert bounds_s(opened(nothing, nothing)) == [1.0, 2.0, 3.0, 4.0, 9.0]
-    assert CandidateQueue((), optional(), 0.1).num == len(OTHERS) - 1
+    assert CandidateQueue((), optional()).num == len(OTHERS) - 1
 
 
 def test_of_optional_results_only_those_count_that_are_new_and_can_run() -> None:
@@ -97,7 +98,7 @@ def test_of_many_those_are_left_out_that_are_expected_to_be_slow() -> None:
 
 def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
     results: dict[int, Result | ValueError] = {0: estimate(0, 5.0), 1: estimate(1, 3.5)}
-    found = CandidateQueue(NEEDED, optional(), 0.1)
+    found = CandidateQueue(NEEDED, optional())
     assert found.rest({}) == range(len(NEEDED))
     assert found.rest(results) == range(2, 5)
     assert found.candidates == opened(*(estimate(0, 5.0), estimate(1, 3.5))).candidates
@@ -105,7 +106,7 @@ def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
 
 def test_beside_faster_plans_few_are_planned() -> None:
     few = replace(optional(), most_devices=2 * OTHERS[0].num_devices)
-    found = CandidateQueue(NEEDED, few, 0.1)
+    found = CandidateQueue(NEEDED, few)
     for number, result in enumerate((estimate(0, 5.0), estimate(1, 3.5))):
         found.add(number, result)
     assert bounds_s(found) == [1.0, 2.0]
@@ -123,7 +124,7 @@ def test_the_fastest_pipelines_are_improved_once() -> None:
         return better
 
     candidates = [CANDIDATES[number] for number in numbers]
-    found = CandidateQueue(candidates, replace(NO_CANDIDATES, improve=improve), 0.1)
+    found = CandidateQueue(candidates, replace(NO_CANDIDATES, improve=improve))
     for number, result in enumerate(results):
         found.add(number, result)
     assert found.improved() == [better, *results[1:]]
@@ -148,7 +149,7 @@ def uneven(grid: Estimate, stage: int) -> Strategy:
 def test_others_are_ranked_where_they_are_faster_than_all() -> None:
     faster, slower = estimate(2, 3.0), estimate(3, 4.0)
     ranked = replace(optional(9.0), extra_plans=lambda _: [slower, faster])
-    found = CandidateQueue(NEEDED, ranked, 0.1)
+    found = CandidateQueue(NEEDED, ranked)
     for number, time_s in enumerate((5.0, 3.5)):
         found.add(number, estimate(number, time_s))
     assert [each for each in found.improved() if each in (faster, slower)] == [faster]

@@ -53,7 +53,7 @@ def found(experiment: Experiment) -> list[Estimate]:
     """Return what the candidates have that can run."""
     planner = AmpRayPlanner(experiment=experiment)
     optional = replace(planner.candidates().optional, extra_plans=lambda _: [])
-    wanted = CandidateQueue(candidates_of(experiment), optional, planner.relative_error)
+    wanted = CandidateQueue(candidates_of(experiment), optional)
     results = wanted.run(planner.plan)
     return [each for each in results if isinstance(each, Estimate) and each.feasible]
 
