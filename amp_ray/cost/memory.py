@@ -602,9 +602,10 @@ def stage_memory(
 
     ``memory_of`` returns the memory of a candidate whose stages are all equal.
     """
-    groups = list(zip(stages.samples.tolist(), stages.types(cluster), strict=True))
-    if groups.count(groups[0]) == len(groups):
-        groups = groups[:1]
+    samples, types = stages.samples, stages.types(cluster)
+    is_alike = len(cluster.device_types) == 1 and bool((samples == samples[0]).all())
+    end = 1 if is_alike else len(types)
+    groups = list(zip(samples[:end].tolist(), types[:end], strict=True))
     distinct, of_stage = stages.distinct_options
     memory: dict[tuple[int, Groups], RankMemory] = {}
     needs = []

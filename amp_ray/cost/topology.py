@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2
-from typing import Self
+from typing import Final, Self, cast
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
 from amp_ray.memo import memoised
+
+_MOST_LISTED: Final = 256
+"""Nodes up to which rates are also kept as lists: these are faster to read one by one, but of 2,048
+nodes they are four million numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,5 +259,8 @@ class Topology:
 
     @cached_property
     def _between(self) -> tuple[list[list[float]], list[list[float]]]:
-        """Rate and step of a ring between each two nodes, as lists."""
-        return self.between[0].tolist(), self.ring_step_s.tolist()
+        """Rate and step of a ring between each two nodes, as lists unless these would be long."""
+        tables = self.between[0], self.ring_step_s
+        is_long = len(self.cluster.nodes) > _MOST_LISTED
+        rates, steps = tables if is_long else (table.tolist() for table in tables)
+        return cast("list[list[float]]", rates), cast("list[list[float]]", steps)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Self, TypeVar
 
@@ -174,7 +174,7 @@ class Strategy:
             stages=stages,
             micro_batch_size=candidate.micro_batch_size,
             num_micro_batches=candidate.num_micro_batches,
-            placement=tuple(range(candidate.num_devices)) if placement is None else placement,
+            placement=_first_devices(candidate.num_devices) if placement is None else placement,
             virtual_stages=candidate.virtual_stages,
             chunk_bounds=chunk_bounds,
         )
@@ -368,6 +368,12 @@ def candidate_of(strategy: Strategy) -> Candidate:
         num_micro_batches=strategy.num_micro_batches,
         virtual_stages=strategy.virtual_stages,
     )
+
+
+@lru_cache(maxsize=16)
+def _first_devices(number: int) -> tuple[int, ...]:
+    """Return the devices in order, one tuple for all strategies of as many."""
+    return tuple(range(number))
 
 
 def _check_chain(stages: Sequence[Stage]) -> None:
