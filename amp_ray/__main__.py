@@ -11,7 +11,7 @@ def main() -> None:
     """Run the command line and end the process with its exit code."""
     try:
         # A command's imports take most of a second, and Ctrl-C may come meanwhile.
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             from amp_ray.jit import before_compiling  # noqa: PLC0415
 
             before_compiling(lambda: sys.stderr.write(_COMPILING))

@@ -282,7 +282,9 @@ def _command(command: click.Command, name: str, parent: click.Context) -> str:
     options = [
         record
         for option in command.get_params(context)
-        if isinstance(option, click.Option) and (record := option.get_help_record(context))
+        if isinstance(option, click.Option)
+        and "--help" not in option.opts  # every command has it
+        and (record := option.get_help_record(context))
     ]
     parts = [
         f"## {context.command_path}",

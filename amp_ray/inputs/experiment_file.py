@@ -237,12 +237,13 @@ class _Builder:
         """The ZeRO stage."""
         checked, document, traits = self._checked, self._document, self.traits
         shard_ranks, reshard = checked.shard_ranks, checked.reshard_after_forward
-        space = checked.search.space
-        default: Literal[0, "auto"] = 0 if space == "operator" else "auto"
-        stage = default if checked.zero_stage is None else checked.zero_stage
+        stage = "auto" if checked.zero_stage is None else checked.zero_stage
         if stage != "auto" and not traits.min_zero_stage <= stage <= traits.max_zero_stage:
             message = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
             document.refuse(f"found {stage}; {message}", "zero_stage")
+        space = checked.search.space
+        if checked.zero_stage is None and space == "operator":
+            stage = 0
         if stage == "auto" and space != "operator":
             return AUTO_STAGE
         if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or shard_ranks):

@@ -120,13 +120,14 @@ def _check_prices(experiment: Experiment) -> None:
 
 
 def _least_bound_s(ranking: Ranking) -> float | None:
-    """Return the least lower bound; None if some candidate was not searched to the end."""
+    """Return the least lower bound; None if a row has none, or a search did not end."""
     failed = (result.reason.kind for result in ranking.results if isinstance(result, Infeasible))
     if NOT_SEARCHED in failed:
         return None
     feasible = ranking.results[: ranking.num_feasible]
-    bounds_s = [result.lower_bound_s for result in feasible if isinstance(result, Estimate)]
-    return min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)
+    rows_s = [result.lower_bound_s for result in feasible if isinstance(result, Estimate)]
+    bounds_s = [bound_s for bound_s in rows_s if bound_s is not None]
+    return min(bounds_s, default=None) if len(bounds_s) == len(rows_s) else None
 
 
 def score_given(planner: Planner, entries: Sequence[Entry]) -> list[Result]:

@@ -16,6 +16,7 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import SearchEffort
 from amp_ray.search.planner import PlannerChoice
+from amp_ray.search.ranking import is_risky
 from amp_ray.search.recompute import RecomputeSearch, with_recompute
 from amp_ray.search.space import recompute_choices, uniform_candidates
 from amp_ray.strategies.candidate import with_kind, with_zero
@@ -119,8 +120,11 @@ def test_no_number_of_blocks_for_all_stages_is_faster_than_the_one_chosen(name: 
             bounds = best_bounds(experiment, costs)
             strategy = Strategy.uniform(with_kind(candidate, own), bounds)
             each.append(cost_model.estimate_from(costs, strategy))
-        times_s = [estimate.iteration_time_s for estimate in each if estimate.feasible]
-        assert found.feasible == bool(times_s)
+        able = [estimate for estimate in each if estimate.feasible]
+        assert found.feasible == bool(able)
+        # A safe one may come before a faster one that is not.
+        able = [estimate for estimate in able if is_risky(estimate) <= is_risky(found)]
+        times_s = [estimate.iteration_time_s for estimate in able]
         if times_s:
             assert found.iteration_time_s <= min(times_s) * (1 + 1e-9)
             more += times_s[0] > min(times_s) * (1 + 1e-9)

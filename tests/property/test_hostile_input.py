@@ -449,6 +449,7 @@ READ_IN: Final = {
     "runtime.files.read_texts": ("profile",),
     "runtime.files.with_calibration": ("calibration",),
     "runtime.first_file.hosts_of": ("a first file's hosts",),
+    "runtime.first_file.longest_sequence": ("configuration",),
     "runtime.profile.profiling.ProfileFolder.__init__": ("records of a profile",),
     "runtime.planning._load_strategy": ("a plan before a loss",),
     "runtime.study.reading.read_study": ("a study's result", "a study's experiment"),

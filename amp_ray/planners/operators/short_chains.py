@@ -53,8 +53,9 @@ class ShortChains:
                 estimate = self.device_groups.cost_model.estimate(
                     self._strategy(path, bounds, recompute)
                 )
+                # By time alone, safe or not: the bound holds for all of them.
                 if estimate.feasible and (
-                    best is None or leader_order(estimate) < leader_order(best)
+                    best is None or leader_order(estimate)[1:] < leader_order(best)[1:]
                 ):
                     best = estimate
         return best and replace(best, lower_bound_s=best.iteration_time_s)

@@ -157,7 +157,10 @@ def page_of_a_plan(tmp_path: Path) -> Path:
     """The report of the small experiment; some of its strategies do not fit."""
     experiment, page = tmp_path / "small.yaml", tmp_path / "report.html"
     text = SMALL.replace("slots: 2,", "slots: 2, memory_gib: 2.55,")
-    experiment.write_text(f"{text}recompute: auto\n", encoding="utf-8")
+    experiment.write_text(
+        f"{text}recompute: auto\nzero_stage: 0\nsearch: {{max_cp: 1, virtual_stages: [1]}}\n",
+        encoding="utf-8",
+    )
     amp.write_report(experiment, page)
     return page
 

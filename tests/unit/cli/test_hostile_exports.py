@@ -52,7 +52,10 @@ DATA_PARALLEL = "tp,pp,dp,micro_batch_size\n1,1,4,1\n"
 CASES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("csv", "deepspeed", "metis", "optuna", "perfetto", "ray-train", "slurm"), ()),
     **dict.fromkeys(("megatron-bridge", "megatron-lm"), LLAMA),
-    **dict.fromkeys(("accelerate", "nanotron", "torchtitan"), (*LLAMA, "--strategies", "mine.csv")),
+    **dict.fromkeys(
+        ("accelerate", "nanotron", "torchtitan"),
+        (*LLAMA, "--set", "zero_stage=0", "--strategies", "mine.csv"),
+    ),
     "aceso": ("aceso",),
 }
 """Options of each target; a new one needs a line here."""

@@ -137,7 +137,7 @@ def test_the_name_of_an_experiment_is_printed_as_it_is(
 ) -> None:
     text = small.read_text(encoding="utf-8").replace("name: small", 'name: "x [red] :fire: b"')
     small.write_text(text, encoding="utf-8")
-    assert "x [red] :fire: b: 16 candidates" in amp_ray("plan", small).out
+    assert "x [red] :fire: b: gpt2, " in amp_ray("plan", small).out
 
 
 def test_a_study_ends_as_it_should_whatever_its_name(amp_ray: Run, tmp_path: Path) -> None:

@@ -70,4 +70,4 @@ def test_without_flags_a_script_plans(
     with pytest.raises(SystemExit) as ended:
         run_experiment(script, "An experiment.")
     assert ended.value.code == 0
-    assert "homogeneous: 53 candidates" in capsys.readouterr().out
+    assert "\n53 candidates in " in capsys.readouterr().out

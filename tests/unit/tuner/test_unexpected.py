@@ -19,7 +19,8 @@ def after(
     assert isinstance(first, Estimate)
     risky = replace(first, failure_probability=chance)
     state = begin(small, [risky, *rest], TunerSettings(budget=3))
-    return ran(state, 0, outcome, predicted_s=1.0)
+    tried = [candidate.strategy for candidate in state.candidates].index(risky.strategy)
+    return ran(state, tried, outcome, predicted_s=1.0)
 
 
 def surprise_in(state: TunerState) -> Surprise | None:
