@@ -21,6 +21,7 @@ from amp_ray.search import placement, stage_groups
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.effort import EFFORT
 from amp_ray.search.placement import PlacementSolution
+from amp_ray.search.ranking import is_risky
 from amp_ray.search.space import idle_candidates, optional_candidates, uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, GroupsSolution
 from amp_ray.search.stage_groups.group_options import all_shares, split_by_speed
@@ -335,10 +336,16 @@ def without_one(experiment: Experiment, data: st.DataObject) -> Experiment:
 
 @examples(10)
 @given(experiment=experiments((2, 3, 4, 5, 6)))
-def test_a_wider_space_is_never_worse(experiment: Experiment) -> None:
+def test_a_wider_space_is_hardly_ever_worse(experiment: Experiment) -> None:
+    """Of a candidate's plans a safe one counts, so a wider space may miss a slightly faster one."""
     spaces: tuple[Space, ...] = ("uniform", "placement", "heterogeneous")
-    for narrower_s, wider_s in pairwise(answer_s(experiment, space) for space in spaces):
-        assert wider_s <= narrower_s * (1 + ROUNDING)
+    plans = [answer(in_space(experiment, space, idle=True)) for space in spaces]
+    for narrower, wider in pairwise(plans):
+        if narrower is not None:
+            assert wider is not None
+            # A candidate's safe plan may take the place of a faster one that is not.
+            if is_risky(narrower) <= is_risky(wider):
+                assert wider.iteration_time_s <= narrower.iteration_time_s * MOST_WORSE
 
 
 @examples(10)
