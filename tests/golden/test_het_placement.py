@@ -14,7 +14,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment, load_observations, load_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.ranking import Ranking, is_risky
+from amp_ray.search.ranking import Ranking, speed
 from amp_ray.search.run import score_given
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.strategy import candidate_of
@@ -76,14 +76,14 @@ def test_the_best_placement_is_well_below_the_best_published_strategy(
 
 
 def test_no_published_strategy_beats_the_placement_of_its_degrees(comparison: Comparison) -> None:
-    placed_s = {
-        candidate_of(result.strategy): result.iteration_time_s
+    placed = {
+        candidate_of(result.strategy): result
         for result in comparison.ranking.results[: comparison.ranking.num_feasible]
         if isinstance(result, Estimate)
     }
     for result in comparison.published:
-        if not is_risky(result):  # a safe placement comes before a faster one that is not
-            assert placed_s[candidate_of(result.strategy)] <= result.iteration_time_s
+        # a safe placement comes before a faster one that is not
+        assert speed(placed[candidate_of(result.strategy)]) <= speed(result)
 
 
 def test_the_slow_node_carries_fewer_layers(comparison: Comparison) -> None:
