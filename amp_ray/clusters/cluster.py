@@ -221,6 +221,12 @@ class Cluster:
         """
         return len({node.kind for node in self.nodes}) == 1 and not self.pair_links
 
+    @cached_property
+    def link_keys(self) -> tuple[int, ...]:
+        """Index of each node that a pair of nodes gives a special link; -1 for all others."""
+        linked = {node for pair in self.pair_links for node in pair}
+        return tuple(index if index in linked else -1 for index in range(len(self.nodes)))
+
     def alike_nodes(self, key: Callable[[Node], Hashable]) -> list[list[int]]:
         """Group the indices of nodes by equal keys, in order of first appearance."""
         groups: dict[Hashable, list[int]] = {}

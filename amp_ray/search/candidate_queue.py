@@ -43,7 +43,7 @@ class CandidateQueue:
         self.results: list[Result] = []
         self._num_needed, self._optional = len(self.candidates), optional
         self._effort = effort
-        self._limit, self._least_s = _Limit(optional.num_rows), list[float]()
+        self._limit, self._least_s = RowLimit(optional.num_rows), list[float]()
         self._known: set[object] = set()
         self._is_open = False
         if not self.candidates:
@@ -108,7 +108,7 @@ class CandidateQueue:
         first = len(results)
         if first < self._num_needed:
             return range(first, self._num_needed)
-        limit = _Limit(self._optional.num_rows)
+        limit = RowLimit(self._optional.num_rows)
         for result in results.values():
             if isinstance(result, Estimate) and result.feasible:
                 limit.add(result)
@@ -175,7 +175,7 @@ class CandidateQueue:
         return entries
 
 
-class _Limit:
+class RowLimit:
     """Largest time at which a strategy can still come first or among the wanted rows."""
 
     def __init__(self, num_rows: int) -> None:

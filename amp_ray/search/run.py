@@ -1,5 +1,6 @@
 """Search an experiment with any planner, or score the strategies of a user."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -9,8 +10,9 @@ from amp_ray.cost.verdict import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import Entry
+from amp_ray.search.candidate_queue import RowLimit
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice
-from amp_ray.search.ranking import SHOWN_SLACK, Ranking, is_risky, rank
+from amp_ray.search.ranking import Ranking, is_risky, rank
 from amp_ray.search.variants import plans_of_variants
 
 NUM_INTERVALS: Final = 20
@@ -61,10 +63,13 @@ def _first_rows(
         return search(planner, Candidates(required=optional.candidates))
     # Drop further results: which of them exist depends on the order of the workers.
     kept = [result for result in first.results if isinstance(result, Estimate) and result.feasible]
-    times_s = sorted(estimate.iteration_time_s for estimate in kept if not is_risky(estimate))
-    if len(times_s) >= optional.num_rows:
-        limit_s = times_s[optional.num_rows - 1] * (1 + SHOWN_SLACK)
-        kept = [plan for plan in kept if plan.iteration_time_s <= limit_s and not is_risky(plan)]
+    limit = RowLimit(optional.num_rows)
+    for plan in kept:
+        limit.add(plan)
+    if math.isfinite(limit.seconds):
+        kept = [
+            plan for plan in kept if plan.iteration_time_s <= limit.seconds and not is_risky(plan)
+        ]
     return replace(
         first,
         results=tuple(kept),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Self, TypeVar
 
 from amp_ray.models.model import Model
@@ -177,6 +177,37 @@ class Strategy:
             placement=_first_devices(candidate.num_devices) if placement is None else placement,
             virtual_stages=candidate.virtual_stages,
             chunk_bounds=chunk_bounds,
+        )
+
+    @classmethod
+    def of_groups(
+        cls,
+        bounds: Sequence[int],
+        groups: Sequence[tuple[StageOptions, tuple[int, ...], Sequence[int]]],
+        *,
+        num_micro_batches: int,
+    ) -> Self:
+        """Give stages with devices of their own their cuts.
+
+        Stages with equal dp and even samples have no shares.
+
+        Args:
+            bounds: Of the stages, from 0 to the number of layers.
+            groups: Per stage its options, the samples of one micro-batch by replica, and its
+                devices by rank.
+            num_micro_batches: Micro-batches per step.
+        """
+        shares = [row for _, row, _ in groups]
+        even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
+        stages = tuple(
+            Stage(first_layer=first, end_layer=end, options=options, shares=None if even else row)
+            for (options, row, _), (first, end) in zip(groups, pairwise(bounds), strict=True)
+        )
+        return cls(
+            stages=stages,
+            micro_batch_size=shares[0][0] if even else sum(shares[0]),
+            num_micro_batches=num_micro_batches,
+            placement=tuple(chain.from_iterable(devices for _, _, devices in groups)),
         )
 
     @property

@@ -279,11 +279,10 @@ def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[Node
         tp: Tensor parallel degree.
         pairs_matter: Whether a node with a special link to another node forms a separate class.
     """
-    linked = {node for pair in cluster.pair_links for node in pair} if pairs_matter else set[int]()
     members: dict[tuple[str, int], list[int]] = {}
     for index, node in enumerate(cluster.nodes):
         if node.num_slots >= tp:
-            key = repr(node.nameless), index if index in linked else -1
+            key = repr(node.nameless), cluster.link_keys[index] if pairs_matter else -1
             members.setdefault(key, []).append(index)
     return tuple(
         NodeClass(nodes=tuple(nodes), num_units=cluster.nodes[nodes[0]].num_slots // tp)

@@ -149,12 +149,10 @@ def device_kinds(
             devices are equal; if that still gives too many kinds, all nodes form one.
         effort: Limits of the search.
     """
-    linked = {node for pair in cluster.pair_links for node in pair}
     rows: dict[object, list[int]] = {}
     first = 0
     for index, node in enumerate(cluster.nodes):
-        link_key = index if index in linked else -1
-        key = (node.kind, link_key) if by_links else node.device
+        key = (node.kind, cluster.link_keys[index]) if by_links else node.device
         rows.setdefault(key, []).extend(range(first, first + node.num_slots))
         first += node.num_slots
     if not by_links and len(rows) > effort.max_kinds:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -47,7 +47,7 @@ from amp_ray.search.effort import SearchEffort
 from amp_ray.search.stage_groups.group_options import Choices, GroupCosts
 from amp_ray.search.stage_groups.groups_objective import CutPrices
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOptions
-from amp_ray.strategies.strategy import Stage, Strategy
+from amp_ray.strategies.strategy import Strategy
 
 Need = tuple[StageOptions, int, float]
 """Options of a stage, samples of a rank, and bytes of its device."""
@@ -274,22 +274,14 @@ class GroupsProblem:
         chosen = self.chosen(options)
         ends = [bounds[-1] - bound for bound in bounds[::-1]]
         groups = [self.choices.options[self.choices.option[choice]] for choice in chosen]
-        candidate, shares = self.costs.candidate, [group.shares for group in groups]
-        even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
-        stages = tuple(
-            Stage(
-                first_layer=first,
-                end_layer=end,
-                options=group.options,
-                shares=None if even else group.shares,
-            )
-            for (first, end), group in zip(pairwise(ends), groups, strict=True)
-        )
-        return Strategy(
-            stages=stages,
-            micro_batch_size=shares[0][0] if even else candidate.micro_batch_size,
-            num_micro_batches=candidate.num_micro_batches,
-            placement=tuple(device for choice in chosen for device in self.choices.devices(choice)),
+        devices = map(self.choices.devices, chosen)
+        return Strategy.of_groups(
+            ends,
+            [
+                (group.options, group.shares, row)
+                for group, row in zip(groups, devices, strict=True)
+            ],
+            num_micro_batches=self.costs.candidate.num_micro_batches,
         )
 
     def _uncounted(self) -> Edges:

@@ -30,7 +30,7 @@ from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.space import may_be_group, with_other_options
 from amp_ray.strategies.candidate import ONE_RANK, StageOptions
-from amp_ray.strategies.strategy import Stage, Strategy
+from amp_ray.strategies.strategy import Strategy
 
 
 class Use(NamedTuple):
@@ -448,11 +448,10 @@ class Moves:
     def _kind_of_node(self) -> tuple[int, ...]:
         """Number of each node's kind; a node with a link of its own is a kind."""
         cluster = self.experiment.cluster
-        linked = {node for pair in cluster.pair_links for node in pair}
         number: dict[object, int] = {}
         return tuple(
-            number.setdefault((node.kind, index if index in linked else -1), len(number))
-            for index, node in enumerate(cluster.nodes)
+            number.setdefault((node.kind, link_key), len(number))
+            for node, link_key in zip(cluster.nodes, cluster.link_keys, strict=True)
         )
 
     @cached_property
@@ -472,23 +471,11 @@ def layout_of(strategy: Strategy) -> Layout:
 
 
 def strategy_of(layout: Layout, num_steps: int, bounds: Sequence[int]) -> Strategy:
-    """Return the strategy with these stages; with equal dp and even samples it has no shares."""
-    shares = [use.shares for use in layout]
-    even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
-    stages = tuple(
-        Stage(
-            first_layer=first,
-            end_layer=end,
-            options=use.options,
-            shares=None if even else use.shares,
-        )
-        for use, (first, end) in zip(layout, pairwise(bounds), strict=True)
-    )
-    return Strategy(
-        stages=stages,
-        micro_batch_size=shares[0][0] if even else sum(shares[0]),
+    """Return the strategy with these stages."""
+    return Strategy.of_groups(
+        bounds,
+        [(use.options, use.shares, use.devices) for use in layout],
         num_micro_batches=num_steps,
-        placement=tuple(chain.from_iterable(use.devices for use in layout)),
     )
 
 
