@@ -56,7 +56,7 @@ def met(
     stages = PlacedStages.of_candidate(candidate, devices)
     pairs = np.stack([np.arange(pp - 1), np.arange(1, pp)], axis=1)
     ranks = rank_table(messages.topology, stages)
-    found = slowest_messages(pairs, ranks, *messages.links, dp)
+    found = slowest_messages(pairs, ranks, messages.topology.links, dp)
     return found[:, :, 3], found[:, :, 1]
 
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.arrays import FloatArray
 from amp_ray.clusters.cluster import Cluster, Link, Node, ZoneLink
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
@@ -34,6 +35,13 @@ def topology(device: Device, constants: Constants) -> Topology:
 
 def path(bytes_per_s: float, step_s: float, num_nodes: int = 1, tree_s: float = 0.0) -> Path:
     return Path(bytes_per_s=bytes_per_s, step_s=step_s, num_nodes=num_nodes, tree_s=tree_s)
+
+
+def between(topology: Topology) -> tuple[FloatArray, FloatArray]:
+    """Rate and latency between every two nodes, shape ``(num_nodes, num_nodes)``."""
+    kinds, links = topology.kind_of_node, topology.links
+    pairs = np.ix_(kinds, kinds)
+    return links.inter_bytes_per_s[pairs], links.inter_step_s[pairs]
 
 
 INSIDE = path(900 / 1.25, 1.0)  # 1 + 0.5 / 2 ranks
@@ -89,8 +97,7 @@ def test_rings_take_the_latency_of_collectives_and_messages_their_own(
     slow = replace(topology, cluster=Cluster(nodes=tuple(nodes)))
     inside, between = (slow.rings([pair]).paths[0] for pair in ([0, 1], [0, 4]))
     assert (inside.step_s, between.step_s) == (5.0, 9.0)
-    _, steps = slow.between
-    assert (slow.intra_step_s[0], steps[0, 1]) == (1.0, 2.0)
+    assert (slow.links.intra_step_s[0], slow.links.inter_step_s[0, 0]) == (1.0, 2.0)
 
 
 def test_a_known_pair_of_nodes_has_a_collective_latency_of_its_own(topology: Topology) -> None:
@@ -103,7 +110,7 @@ def test_a_known_pair_of_nodes_has_a_collective_latency_of_its_own(topology: Top
 def test_between_nodes_the_slower_interface_and_the_longer_latency_count(
     topology: Topology,
 ) -> None:
-    rates, steps = topology.between
+    rates, steps = between(topology)
     assert rates[0].tolist() == [120, 120, 40]
     assert steps[0].tolist() == [2, 2, 2]
 
@@ -113,11 +120,11 @@ def test_the_link_between_zones_holds_back_faster_interfaces(topology: Topology)
     zones = [replace(node, zone=zone) for node, zone in zip(nodes, "aab", strict=True)]
     joined = {("a", "b"): ZoneLink(link=link(60, 9.0))}
     cluster = Cluster(nodes=tuple(zones), zone_links=joined)
-    rates, steps = replace(topology, cluster=cluster).between
+    rates, steps = between(replace(topology, cluster=cluster))
     assert rates[:, 2].tolist() == [40, 40, 40]  # node 2's own interface is slower still
     assert rates[:, 0].tolist() == [120, 120, 40]
     assert steps[:, 2].tolist() == [9, 9, 2]
-    assert replace(topology, cluster=cluster).ring_step_s[2].tolist() == [9, 9, 1]
+    assert replace(topology, cluster=cluster).ring_step_s.tolist() == [[2, 9], [9, 2]]
 
 
 def test_a_pair_of_its_own_wins_over_interfaces_and_zones(topology: Topology) -> None:
@@ -125,7 +132,7 @@ def test_a_pair_of_its_own_wins_over_interfaces_and_zones(topology: Topology) ->
     zones = [replace(node, zone=zone) for node, zone in zip(nodes, "abb", strict=True)]
     joined = {("a", "b"): ZoneLink(link=link(60, 9.0))}
     cluster = Cluster(nodes=tuple(zones), zone_links=joined, pair_links={(0, 1): link(7, 3.0)})
-    rates, steps = replace(topology, cluster=cluster).between
+    rates, steps = between(replace(topology, cluster=cluster))
     assert (rates[1, 0], steps[0, 1]) == (7, 3)
     assert rates[0, 2] == 40
 

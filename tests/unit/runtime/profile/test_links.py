@@ -28,9 +28,9 @@ def counted_s(point: LinkPoint, place: LinkPlace) -> float:
     topology = Topology(cluster=EXPERIMENT.cluster, constants=EXPERIMENT.constants)
     intra = place.scope == "intra"
     if point.what == "p2p":
-        rates, steps = topology.between
-        rate = topology.intra_bytes_per_s[0] if intra else rates[0, 1]
-        step = topology.intra_step_s[0] if intra else steps[0, 1]
+        links = topology.links  # the nodes are of one kind
+        rate = links.intra_bytes_per_s[0] if intra else links.inter_bytes_per_s[0, 0]
+        step = links.intra_step_s[0] if intra else links.inter_step_s[0, 0]
         return float(START_S + step + point.num_bytes / rate)
     group = np.array([[0, 1] if intra else [0, 2]])
     (path,) = topology.rings(group.tolist()).paths
