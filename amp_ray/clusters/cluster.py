@@ -237,6 +237,11 @@ class Cluster:
         return tuple(i for i, host in enumerate(self.hosts) for _ in range(host.num_slots))
 
     @cached_property
+    def has_racks(self) -> bool:
+        """Whether some hosts share a rack."""
+        return len(self.hosts) > len(self.nodes)
+
+    @cached_property
     def has_host_links(self) -> bool:
         """Whether devices of one host of a rack have a link of their own."""
         return any(node.host_link is not None for node in self.nodes)

@@ -368,8 +368,8 @@ def slowest_messages(
 
     A rank sends the samples that it has to the ranks that need them. Samples of a tensor are cut
     into pieces, as many as both tp divide; each piece of a sample is one unit. All units that leave
-    or enter a node over its network interfaces share them, and so do all units of a rank its link. A
-    rank has at most the interface of its host.
+    or enter a node over its network interfaces share them, and so do all units of a rank its link.
+    A rank has at most the interface of its host.
 
     Args:
         pairs: Shape ``(num_cuts, 2)``. The stage before and the stage after each cut.

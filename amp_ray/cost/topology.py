@@ -16,6 +16,7 @@ from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
 from amp_ray.cost.kernels import LinkTable
 from amp_ray.memo import memoised
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rings:
     """Rates and latencies of several rings."""
@@ -160,7 +161,8 @@ class Topology:
         index_of_row = {}
         for row in dict.fromkeys(rows):
             nodes, size, in_host = row
-            path = self._ring(nodes, size, tuple([sharers[node] for node in nodes]), in_host)
+            shared = tuple([sharers[node] for node in nodes])
+            path = self._ring(nodes, size, shared, in_host=in_host)
             index_of_row[row] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
@@ -182,7 +184,7 @@ class Topology:
         for kind_index in np.argsort(first).tolist():
             ring = first[kind_index]
             count, shared = int(visited[ring]), int(most[ring])
-            path = self._ring(tuple(range(count)), shape[1], (shared,) * count, False)
+            path = self._ring(tuple(range(count)), shape[1], (shared,) * count, in_host=False)
             number[kind_index] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(number[kind].tolist()))
 
@@ -193,7 +195,7 @@ class Topology:
 
     @memoised
     def _ring(
-        self, nodes: tuple[int, ...], num_ranks: int, sharers: tuple[int, ...], in_host: bool
+        self, nodes: tuple[int, ...], num_ranks: int, sharers: tuple[int, ...], *, in_host: bool
     ) -> Path:
         """Return `ring`, with the sharers of each of the nodes."""
         shared = dict(zip(nodes, sharers, strict=True))
@@ -210,7 +212,7 @@ class Topology:
         """Return the slowest rate and the longest step of one ring.
 
         A rank passes on the data of the previous step, so every step lasts as long as the slowest
-        hop. In a rack, a ring reaches the interfaces of at most as many hosts as it has ranks there.
+        hop. In a rack, a ring uses the interfaces of at most as many hosts as it has ranks there.
 
         Args:
             nodes: The nodes that it visits, ascending.
@@ -222,15 +224,17 @@ class Topology:
             return NO_RING
         kinds, first = self._kinds
         overhead = 1.0 + RING_OVERHEAD_RANKS / num_ranks
-        if len(nodes) == 1 and (host_link := first[kinds[nodes[0]]].host_link) is not None:
-            if num_ranks <= first[kinds[nodes[0]]].host_slots if in_host is None else in_host:
-                rate = host_link.bandwidth_bytes_per_s * self.constants.intra_efficiency
-                step = host_link.step_s * self.constants.latency_scale
-                return Path(bytes_per_s=rate / overhead, step_s=step)
         within_rate, within_step = self._within
         in_node_rate = min(within_rate[kinds[node]] for node in nodes)
         in_node_step = max(within_step[kinds[node]] for node in nodes)
         if len(nodes) == 1:
+            node = first[kinds[nodes[0]]]
+            fits = num_ranks <= node.host_slots if in_host is None else in_host
+            if node.host_link is not None and fits:
+                in_node_rate = (
+                    node.host_link.bandwidth_bytes_per_s * self.constants.intra_efficiency
+                )
+                in_node_step = node.host_link.step_s * self.constants.latency_scale
             return Path(bytes_per_s=in_node_rate / overhead, step_s=in_node_step)
         rates, steps = self._between
         spread = len(nodes) / num_ranks
@@ -344,8 +348,9 @@ class Topology:
     @cached_property
     def _within(self) -> tuple[list[float], list[float]]:
         """Rate and step of a ring within nodes, by kind, as lists: rings are short, arrays slow."""
-        steps = np.array([node.intra.step_s for node in self._kinds[1]])
-        return self.links.intra_bytes_per_s.tolist(), (steps * self.constants.latency_scale).tolist()
+        scale = self.constants.latency_scale
+        steps = [node.intra.step_s * scale for node in self._kinds[1]]
+        return self.links.intra_bytes_per_s.tolist(), steps
 
     @cached_property
     def _between(self) -> tuple[list[list[float]], list[list[float]]]:
