@@ -86,6 +86,24 @@ def test_the_snippet_is_a_cluster() -> None:
     assert text.count("# inter not measured") == 2
 
 
+def test_the_snippet_keeps_racks() -> None:
+    racked = small_experiment(
+        ("count: 2", "count: 3"), ("slots: 2", "slots: 2, rack: {nodes: 2, gbit_per_s: 30}")
+    )
+    text = cluster_yaml(racked, link_reports(records(INTRA), racked))
+    rack, alone = parse_yaml(text, file="x").values["cluster"]["nodes"]
+    assert (rack["count"], rack["slots"]) == (2, 2)
+    assert rack["rack"] == {"nodes": 2, "gbit_per_s": 30, "latency_us": 8}
+    assert rack["intra_gbit_per_s"] == alone["intra_gbit_per_s"] == pytest.approx(50, rel=0.01)
+    assert "rack" not in alone
+    place = LinkPlace(scope="rack", devices="T4")
+    measured = cluster_yaml(racked, link_reports(records(INTRA, place, INTER), racked))
+    rack, _ = parse_yaml(measured, file="x").values["cluster"]["nodes"]
+    assert rack["rack"]["gbit_per_s"] != 30
+    assert "not measured" in text
+    assert "not measured" not in measured
+
+
 def test_the_loss_becomes_its_traffic() -> None:
     found = ProfileRecords()
     loss = LayerPoint(micro_batch_size=2, tp=2, layer=EXPERIMENT.model.num_layers)
