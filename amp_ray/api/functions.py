@@ -66,8 +66,8 @@ class Options(TypedDict, total=False):
         calibration: Result of `calibrate`, or its file.
         transfer: Whether to accept a calibration of another model, cluster or runtime; only its
             constants that also hold here are used.
-        workers: Number of Ray workers for the search. None uses none, unless the search would take
-            long.
+        workers: Number of Ray workers for the search; 0 never uses Ray. None uses none, unless the
+            search would take long.
         address: Address of the Ray cluster to search on.
         progress: Called with the number of finished candidates (points of a sweep, changes to
             explain) and their total number.

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.errors import InputError
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
 from amp_ray.search.candidate_queue import CandidateQueue, Work
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates, Planner
@@ -36,6 +37,10 @@ class Workers:
 
     def check(self) -> None:
         """Raise an error early if the requested Ray is not available."""
+        if self.num is not None and self.num < 0:
+            raise InputError(f"workers must be at least 0, found {self.num}")
+        if self.num == 0 and self.address is not None:
+            raise InputError(f"0 workers use no Ray, but its address is {self.address!r}")
         if self.forced:
             require_ray("a search with --workers or --address")
         if self.address is not None:
