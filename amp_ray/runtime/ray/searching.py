@@ -5,8 +5,9 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
@@ -138,7 +139,8 @@ def _plan_with_ray(
             while rest := wanted.rest(results):
                 work = Work(planner=planner, candidates=wanted.candidates)
                 num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
-                for batch, answer in actors.plan_batches(work, rest, num_workers):
+                stop = partial(_stop, wanted, results)
+                for batch, answer in actors.plan_batches(work, rest, num_workers, stop):
                     results.update(zip(batch, answer, strict=False))  # an answer ends at an error
                     progress(len(results), max(wanted.num, len(results)))
                 if any(isinstance(answer, ValueError) for answer in results.values()):
@@ -147,6 +149,11 @@ def _plan_with_ray(
         if workers.address is not None and len(results) == before:
             raise
         _LOGGER.warning("%s. The search goes on in this process", error)
+
+
+def _stop(wanted: CandidateQueue, results: Mapping[int, Result | ValueError]) -> int:
+    """Return the index at which the candidates to plan end, as far as the results tell."""
+    return wanted.rest(results).stop
 
 
 def num_cpus() -> int:

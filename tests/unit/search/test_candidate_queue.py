@@ -104,6 +104,14 @@ def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
     assert found.candidates == opened(*(estimate(0, 5.0), estimate(1, 3.5))).candidates
 
 
+def test_workers_stop_where_one_process_stops() -> None:
+    results: dict[int, Result | ValueError] = {0: estimate(0, 5.0), 1: estimate(1, 3.5)}
+    found = CandidateQueue(NEEDED, optional())
+    assert found.rest(results) == range(2, 5)
+    results[3] = estimate(3, 1.5)  # faster than the bounds of the next; out of order
+    assert found.rest(results) == range(2, 3)
+
+
 def test_beside_faster_plans_few_are_planned() -> None:
     few = replace(optional(), most_devices=2 * OTHERS[0].num_devices)
     found = CandidateQueue(NEEDED, few)

@@ -58,14 +58,15 @@ class FakeActors(ModuleType):
         return 5
 
     def plan_batches(
-        self, work: Work, numbers: range, num_workers: int
+        self, work: Work, numbers: range, num_workers: int, stop: Callable[[], int]
     ) -> Iterator[tuple[range, list[Result | ValueError]]]:
         self.asked.append((len(numbers), num_workers))
         for number in reversed(numbers):  # in any order
             if numbers.stop - 1 - number == self.lost_after:
                 message = "Ray is lost"
                 raise RayUnavailableError(message)
-            yield range(number, number + 1), work.plan(range(number, number + 1))
+            if number < stop():
+                yield range(number, number + 1), work.plan(range(number, number + 1))
 
 
 @pytest.fixture
