@@ -55,6 +55,11 @@ class CandidateQueue:
         """Number of candidates to plan, given the results so far."""
         return self._num_needed + bisect_right(self._least_s, self._limit.seconds)
 
+    @property
+    def may_shrink(self) -> bool:
+        """Whether `num` is likely to fall soon: no limit yet excludes optional candidates."""
+        return bool(self._optional.num_rows) and math.isinf(self._limit.seconds)
+
     def add(self, number: int, result: Result) -> None:
         """Record the next result; results arrive in the order of the candidates.
 

@@ -99,7 +99,7 @@ def search_candidates(
     number, least_s = 0, math.inf
     while number < wanted.num:
         remaining_s = watch.remaining_s(wanted.num - number)
-        if may_leave and remaining_s > RAY_PAYS_S:
+        if may_leave and not wanted.may_shrink and remaining_s > RAY_PAYS_S:
             may_leave = False
             _LOGGER.info("%.0f s of work remain: going on with Ray workers", remaining_s)
             _plan_with_ray(planner, wanted, workers, results, progress)

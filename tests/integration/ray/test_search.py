@@ -15,7 +15,7 @@ from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import plan_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray import actors
 from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
@@ -125,17 +125,18 @@ def test_workers_leave_out_what_one_process_leaves_out() -> None:
         }
     )
     num_planned = dict[int, int]()
-    rankings = dict[int, Ranking]()
+    plans = dict[int, Planned]()
     for num_workers in (0, 2):
 
         def progress(done: int, _total: int, num_workers: int = num_workers) -> None:
             num_planned[num_workers] = done
 
         workers = Workers(num=num_workers)
-        plan = plan_experiment(experiment, num_rows=5, workers=workers, progress=progress)
-        rankings[num_workers] = plan.ranking
-    assert repr(rankings[0]) == repr(rankings[2])
-    num_candidates = len(plan.planner.candidates(5).optional.candidates)
+        plans[num_workers] = plan_experiment(
+            experiment, num_rows=5, workers=workers, progress=progress
+        )
+    assert repr(plans[0].ranking) == repr(plans[2].ranking)
+    num_candidates = len(plans[0].planner.candidates(5).optional.candidates)
     assert num_planned[0] <= num_planned[2] < num_candidates / 2
 
 
