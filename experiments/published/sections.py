@@ -88,7 +88,7 @@ def _of_table(name: str, *parts: Callable[[Published], Figures]) -> Callable[[So
 
 TIMED: Final = (
     *("vtrain", "bloom", "megatron"),
-    *("playbook", "llm_foundry", "simumax", "megatron_bridge"),
+    *("playbook", "llm_foundry", "simumax", "megatron_bridge", "mlperf"),
 )
 """Tables with times that are compared."""
 
@@ -200,6 +200,19 @@ SECTIONS: Final[Mapping[str, Section]] = {
         compute=_of_table(
             "megatron_bridge",
             lambda table: today_jobs.time_figures(table.rows),
+            today_jobs.not_expressible,
+        ),
+    ),
+    "mlperf": Section(
+        title="MLPerf training 4.1 and 5.0, 405B and 175B on H100, H200, GB200 (target: error 7 %, "
+        "memory 15 %, none refused)",
+        compute=_of_table(
+            "mlperf",
+            lambda table: today_jobs.time_figures(table.rows),
+            lambda table: {
+                "peaks": today_jobs.memory_figures(table.rows, "largest")["no measurement"]
+            },
+            lambda table: today_jobs.refusals(table.rows),
             today_jobs.not_expressible,
         ),
     ),

@@ -101,6 +101,7 @@ def test_published_tables_are_whole(
         ("llm_foundry", 139),
         ("megatron_bridge", 74),
         ("simumax", 24),
+        ("mlperf", 72),
     ],
 )
 def test_rows_of_recent_tables_are_read_or_counted(name: str, count: int) -> None:
