@@ -192,7 +192,7 @@ class MemoryModel:
             rank=layers.rank,
             optimizer=optimizer,
             traits=layers.traits,
-            per=layers.traits.bytes_per_parameter(layers.rank.precision),
+            per=_mean_bytes(layers),
             constants=constants,
         ).weighed()
 
@@ -424,16 +424,26 @@ class MemoryModel:
         weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
             weights = width + width / shards
-        gradients = self._state_bytes(per, options) - weights - optimizer
+        gradients = self._kept_bytes(per, options) - weights - optimizer
+        weights += self._copy_bytes(options)
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
         """Return a rank's bytes of a parameter between micro-batches, copies in fp8 included."""
-        copies = 0.0
-        if self.rank.precision == "fp8":
-            share = self.weights.model.block_parameters / self.weights.model.num_parameters
-            copies = share * self.traits.fp8_bytes_per_parameter
-        return copies + self._kept_bytes(per, options)
+        return self._copy_bytes(options) + self._kept_bytes(per, options)
+
+    def _copy_bytes(self, options: StageOptions) -> float:
+        """Return a rank's bytes of a parameter's copies in fp8, beside the weight itself.
+
+        Beside weights in fp8 these are transposed copies, which are made anew of gathered weights
+        (Megatron-core, ``keep_fp8_transpose_cache``).
+        """
+        if self.rank.precision != "fp8":
+            return 0.0
+        copies = self.traits.fp8_bytes_per_parameter
+        if "primary" in self.traits.formats.kept:
+            copies = copies - BYTES_PER_FP8 if options.zero.stage < MOST_ZERO_STAGE else 0.0
+        return copies * _block_share(self.weights.model)
 
     def _kept_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
         """Return a rank's bytes of a parameter between micro-batches.
@@ -491,6 +501,22 @@ class MemoryModel:
         tied = self.weights.tied
         columns = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
         return np.array(columns, dtype=np.float64)
+
+
+def _mean_bytes(layers: LayerMemory) -> ParameterBytes:
+    """Return the bytes of a parameter; weights of blocks may be in fp8 alone, all others are not.
+
+    The mean over the model counts for all of its stages.
+    """
+    per = layers.traits.bytes_per_parameter(layers.rank.precision)
+    if "primary" not in layers.traits.formats.kept:
+        return per
+    less = _block_share(layers.model) * (per.weight - BYTES_PER_FP8)
+    return replace(per, kept=per.kept - less, weight=per.weight - less)
+
+
+def _block_share(model: Model) -> float:
+    return model.block_parameters / model.num_parameters
 
 
 def _largest_within(values: FloatArray) -> FloatArray:
