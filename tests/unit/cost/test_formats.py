@@ -87,8 +87,8 @@ def kept_by_torch(formats: Formats) -> float:
         small = weight.detach().to(torch.float8_e4m3fn)
         whole = [small, small.t().contiguous()] if formats.compute == "fp8" else []
         tensors += whole if formats.primary == "fp8" else [weight, *whole]
-    num_bytes = float(sum(tensor.nbytes for tensor in tensors))
-    return num_bytes / sum(weight.numel() for weight in weights)
+    num_bytes = sum(int(tensor.nbytes) for tensor in tensors)
+    return num_bytes / sum(int(weight.numel()) for weight in weights)
 
 
 @pytest.mark.parametrize(
