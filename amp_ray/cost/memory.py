@@ -35,8 +35,8 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_FP8
 
 CHECKPOINT_BUFFERS = 2
-"""With full recompute, the kept checkpoints already include a stage's input; at each end of the
-stage there is one buffer for a received tensor and one for a sent tensor."""
+"""With full recompute, or where outputs are freed, what is kept already includes a stage's input; at
+each end of the stage there is one buffer for a received tensor and one for a sent tensor."""
 
 PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
 """Parts of a peak; activations, with message buffers, are the rest after all other parts."""
@@ -275,7 +275,7 @@ class MemoryModel:
             temporary = max(temporary, float(rows.max(initial=0.0)))
         starts, ends = np.array(chunks).T
         entering, leaving = self.layers[3, starts], self.layers[3, ends]
-        if recompute.kind != "full":
+        if not self._keeps_ends_once:
             kept = kept + entering + leaving
             columns[2:4] = 1.0, 0.0
         states = chunks_in_flight(
@@ -372,14 +372,24 @@ class MemoryModel:
     def _part_stages(self) -> FloatArray:
         """Columns of `peak_with` for stages that do not recompute their last block."""
         columns = self._stages.copy()
-        columns[:, 3] = columns[:, 1]
+        if not self.traits.frees_outputs:
+            columns[:, 3] = columns[:, 1]
         return columns
+
+    @property
+    def _keeps_ends_once(self) -> bool:
+        """Whether micro-batches in flight keep no boundaries beside what their layers keep.
+
+        Checkpoints include a stage's input. Without recompute its first norm saves the received
+        tensor itself, and the runtime may free what it has sent.
+        """
+        return self.traits.frees_outputs or self.candidate.options.recompute.kind == "full"
 
     @cached_property
     def _stages(self) -> FloatArray:
         """Columns of `peak_with`, one row per stage."""
         traits, candidate, per = self.traits, self.candidate, self.per
-        full = candidate.options.recompute.kind == "full"
+        once = self._keeps_ends_once
         # From ZeRO-2 on a bucket has a layer's gradients, which `_whole_layers_bytes` counts.
         fills = candidate.options.zero.stage < SHARDED_GRADIENTS and (
             candidate.options.dp > 1 or traits.buckets_alone
@@ -392,8 +402,8 @@ class MemoryModel:
         columns[:, 1] = flying = in_flight(
             candidate.pp, candidate.num_micro_batches, candidate.virtual_stages, self.slice_share
         )
-        columns[:, 2] = CHECKPOINT_BUFFERS if full else flying + 1
-        columns[:, 3] = CHECKPOINT_BUFFERS if full else flying
+        columns[:, 2] = CHECKPOINT_BUFFERS if once else flying + 1
+        columns[:, 3] = CHECKPOINT_BUFFERS if once else flying
         columns[:, 4:6] = bucket, traits.bucket_elements
         columns[:, 6] = per.step / candidate.options.zero.shards(candidate.options.dp)
         columns[:, 7] = context

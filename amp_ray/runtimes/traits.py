@@ -20,7 +20,7 @@ from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
-from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, BYTES_PER_FP32, GIB, Precision
+from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 PartitionRule = Literal["exact", "even-blocks"]
 ContextExchange = Literal["none", "ring", "all-gather"]
@@ -126,6 +126,8 @@ class RuntimeTraits:
     # Whether with tp > 1 each rank sends a 1/tp slice that is gathered
     sliced_activations: bool = False
     sliced_gradients: bool = False  # the same for gradients
+    # Whether activations are freed once they are sent to the next stage
+    frees_outputs: bool = False
     mask_bytes: float = 0.0  # bytes of an attention mask that each forward message carries
     # Whether gathers and scatters of sequence parallelism overlap with their products, piece by
     # piece (``--tp-comm-overlap``)
@@ -138,6 +140,9 @@ class RuntimeTraits:
     # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
     # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
     fp8_bytes_per_parameter: float = 2.0
+    # Message of the gather of updated fp8 weights; those with block scales (MXFP8) are gathered in
+    # bf16 and cast afterwards (Megatron-core, ``reuse_grad_buf_for_mxfp8_param_ag``)
+    fp8_gather_bytes_per_parameter: float = 1.0
     # Formats beside its own that it can keep, as keys of ``precision`` with their value
     keeps: tuple[KeptFormat, ...] = ()
     formats: Formats = USUAL  # those of the experiment's ``precision``
@@ -428,7 +433,7 @@ class RuntimeTraits:
         return ParameterBytes(
             kept=kept if counts_anew else _set_or(self.kept_bytes_per_parameter, kept),
             weight=width,
-            gathered=BYTES_PER_FP8 if "primary" in kept_formats else width,
+            gathered=self.fp8_gather_bytes_per_parameter if "primary" in kept_formats else width,
             total=total,
             accumulation=_set_or(self.accumulation_bytes_per_parameter, accumulation),
             gradient=max(width, _set_or(self.gradient_bytes_per_parameter, total)),
