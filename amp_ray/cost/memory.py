@@ -35,7 +35,7 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_FP8
 
 CHECKPOINT_BUFFERS = 2
-"""With full recompute, or where outputs are freed, what is kept already includes a stage's input; at
+"""With full recompute, or where outputs are freed, what is kept includes a stage's input; at
 each end of the stage there is one buffer for a received tensor and one for a sent tensor."""
 
 PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
