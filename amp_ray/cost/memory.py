@@ -478,9 +478,9 @@ class MemoryModel:
     def _whole_layers_bytes(self, per: ParameterBytes) -> float:
         """Return the bytes of unsharded weights and gradients that live while layers run.
 
-        Two layers are gathered at a time, the running one and the next one; or all layers, if
-        weights stay until the backward pass. The gradients of one layer are computed while those of
-        another are reduced.
+        Two layers are gathered at a time, the running one and the next one, or as many as the
+        runtime gathers ahead; or all layers, if weights stay until the backward pass. The gradients
+        of one layer are computed while those of another, or of as many as may wait, are reduced.
         """
         zero = self.candidate.options.zero
         if zero.stage < SHARDED_GRADIENTS:
@@ -490,6 +490,9 @@ class MemoryModel:
         gradients = largest / 2 * (per.weight + per.gradient)
         if self.candidate.pp > 1:
             return gradients
+        waiting = min(self.traits.waiting_elements, float(held.sum()))
+        gradients += max(0.0, waiting - largest / 2) * per.gradient
+        largest = max(largest, largest / 2 + waiting / 2)
         frees = self.traits.gathers_every_pass and zero.stage == SHARDED_GRADIENTS
         if zero.keeps_weights or frees:
             return gradients + float(held.sum()) * per.weight

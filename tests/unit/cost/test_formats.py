@@ -37,8 +37,8 @@ def experiment(precision: str, runtime: str = "megatron-core") -> Experiment:
     return experiment_from(base.replace("PRECISION", precision).replace("megatron-core", runtime))
 
 
-def strategy(given: Experiment, zero: int = 1) -> Strategy:
-    options = replace(given.stage_options(2, 4), zero=given.zero(zero))
+def strategy(given: Experiment) -> Strategy:
+    options = replace(given.stage_options(2, 4), zero=given.zero(pp=1))
     candidate = Candidate(micro_batch_size=1, options=options, pp=1, num_micro_batches=4)
     return Strategy.uniform(candidate, (0, given.model.num_layers))
 
@@ -161,7 +161,7 @@ def test_a_mapping_without_formats_is_the_precision_alone() -> None:
         ("{gradients: fp64}", "megatron-core", "precision.gradients"),
         ("{weights: bf16}", "megatron-core", "weights"),
         ("bf61", "megatron-core", "bf61"),
-        ("{moments: bf16}\nzero_stage: 0", "megatron-core", "zero_stage 1 if it keeps bf16"),
+        ("{moments: bf16}\nzero_stage: 0", "megatron-core", "zero_stage 1 to 3 if it ke"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(precision: str, runtime: str, message: str) -> None:
