@@ -423,6 +423,7 @@ class Experiment:
         """Return the settings, besides traits, that constants of the cost model depend on."""
         return {
             "precision": self.precision,
+            **self.traits.formats.kept,
             "optimizer": self.optimizer,
             "zero_stage": self.zero_stage,
         }

@@ -46,8 +46,9 @@ def test_the_measured_boards_are_those_of_the_published_measurements() -> None:
     files = [*PUBLISHED.glob("*.csv"), *PUBLISHED.glob("*.yaml")]
     words = set(re.findall(r"[\w-]+", "".join(path.read_text("utf-8") for path in files)))
     paper = {"T4", "V100-16"}  # of the experiments of AMP (experiments/*.yaml)
+    waiting = {"MI300X", "MI325X"}  # only in rows that the package cannot express yet
     measured = {name for name, device in CATALOGUE.items() if device.is_measured}
-    assert measured == (words & set(CATALOGUE)) | paper
+    assert measured == (words & set(CATALOGUE)) - waiting | paper
 
 
 def test_attention_is_slower_on_boards_without_flash_attention() -> None:
