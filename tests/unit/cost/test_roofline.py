@@ -207,3 +207,12 @@ def test_products_off_tensor_cores_run_at_twice_the_rate_of_single_precision(
     assert gemm_phases(odd, own, constants).forward_s == pytest.approx(4 * 1.004)
     narrow = replace(own, device=replace(device, fp32_flops=TILE_FLOPS))
     assert gemm_phases(odd, narrow, constants).forward_s == pytest.approx(1.004)
+
+
+def test_small_tiles_off_tensor_cores_are_bound_by_their_operands_alone(
+    rank: Rank, multiplier: Device, constants: Constants
+) -> None:
+    device = replace(multiplier, fp32_flops=TILE_FLOPS / 6)
+    slow = replace(rank, device=device)
+    narrow = Gemm(name="context", rows=32, columns=4, inner=1000, has_weight=False)
+    assert gemm_phases(narrow, slow, constants).forward_s == pytest.approx(1 / 32 / 0.3)
