@@ -20,8 +20,8 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
     """Return names and figures of model, cluster, runtime and profile as plain JSON values."""
     traits = asdict(experiment.traits)
     del traits["description"]
-    # Older calibrations lack it; what follows from it is in fused_attention.
-    del traits["fuses_older_attention"]
+    # Older calibrations lack both; what follows from the first is in fused_attention.
+    del traits["fuses_older_attention"], traits["native_attention"]
     profile = experiment.profile
     record = {
         "model": {

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.models.blocks import OLDER_ATTENTION_RATE
+from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, OLDER_ATTENTION_RATE
 from amp_ray.models.operator import Elementwise, Gemm, Operator
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
@@ -30,6 +30,10 @@ length."""
 FUSED_BACKWARD_PRODUCTS: Final = 2.5
 """Products in the backward pass of fused attention per product in its forward pass: it recomputes
 the scores, so it has five products for two."""
+
+FUSED_BACKWARD_RATE: Final = 63 / 73
+"""Rate of these products in the backward pass relative to the forward pass: FlashAttention-2
+reaches up to 63 and 73 % of an A100's peak (Dao, arXiv:2307.08691, section 4.1)."""
 
 CAST_BYTES: Final = 4
 """Traffic of casting an element for products in 8-bit floats: read in bf16, written twice, as it is
@@ -284,14 +288,21 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         constants,
     )
     if op.flops:
-        fraction = op.rate_fraction
-        if not rank.device.has_flash_attention:
-            fraction = min(fraction, OLDER_ATTENTION_RATE)
-        rate = fraction * product_rate(rank, rank.beside_fp8.precision, constants)
-        busy_s = samples * op.flops / rate
+        busy_s = samples * op.flops / attention_rate(op, rank.beside_fp8, constants)
         forward_s = max(forward_s, busy_s)
-        backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS * busy_s)
+        backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS / FUSED_BACKWARD_RATE * busy_s)
     return Phases(forward_s=forward_s, backward_s=backward_s)
+
+
+def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
+    """Return the forward rate of fused attention, in floating-point operations per second."""
+    device, fraction = rank.device, op.rate_fraction
+    measured = device.attention_flops(op.head_size, native=op.native)
+    if measured is not None and rank.precision != "fp32":
+        return measured * fraction / FLASH_ATTENTION_2_RATE * constants.gemm_scale
+    if not device.has_flash_attention:
+        fraction = min(fraction, OLDER_ATTENTION_RATE)
+    return fraction * product_rate(rank, rank.precision, constants)
 
 
 def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
