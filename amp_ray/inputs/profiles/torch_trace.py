@@ -252,8 +252,8 @@ def _check_ranges(events: _Events, where: Where, num_layers: int, ranges: str) -
     layers = {layer for layer, *_ in events.ranges}
     advice = "put torch.profiler.record_function around each entry of the model's list of layers"
     if not layers:
-        others = ", ".join(map(shown, events.other_ranges)) or "none"
-        message = f"no range named {ranges.format(0)!r}, ...; {advice} (other ranges: {others})"
+        names = ", ".join(map(shown, events.other_ranges)) or "none"
+        message = f"no range named {ranges.format(0)!r}, ...; {advice} (other ranges: {names})"
         raise InputError(message, where=where)
     if max(layers) >= num_layers:
         message = f"{ranges.format(max(layers))!r}: the model has layers 0..{num_layers - 1}"
