@@ -26,8 +26,8 @@ from amp_ray.inputs.profile import DESCRIPTION_FILE, Anchor
 from amp_ray.inputs.strict_text import MOST_SECONDS, parse_json
 from amp_ray.units import Precision
 
-MOST_CHARACTERS: Final = 2**29
-"""Most characters of a trace: about two million events, minutes of training."""
+MOST_CHARACTERS: Final = 2**28
+"""Most characters of a trace: two million events, for which reading needs 3 GB and 20 s."""
 
 RANGES: Final = "layer {}"
 """Name of a layer's range; ``{}`` is its place in the model's list of layers."""
