@@ -22,7 +22,13 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
     del traits["description"]
     # Older calibrations lack these; what follows from them is in fused_attention, and in the
     # program's settings.
-    later = ("fuses_older_attention", "keeps", "formats", "remainder_bytes_per_parameter")
+    later = (
+        "fuses_older_attention",
+        "native_attention",
+        "keeps",
+        "formats",
+        "remainder_bytes_per_parameter",
+    )
     for name in (*later, "fp8_gather_bytes_per_parameter"):
         del traits[name]
     profile = experiment.profile

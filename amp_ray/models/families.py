@@ -537,6 +537,7 @@ def transgan_layers(
                     _level_width(shape, level, published=published),
                     fused_attention=fused,
                     attention_rate=kernels.attention_rate,
+                    native_attention=kernels.native_attention,
                 ),
                 name=f"block-{level}",
                 dropout=False,

@@ -98,7 +98,11 @@ class RuntimeTraits:
     # Whether attention is one kernel also on boards without FlashAttention-2; else it is separate
     # kernels there
     fuses_older_attention: bool = False
-    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
+    # Its rate relative to matrix products, .7 for FlashAttention-2; where a board's attention was
+    # measured, only the ratio to FlashAttention-2 counts
+    attention_rate: float = FLASH_ATTENTION_2_RATE
+    # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
+    native_attention: bool = False
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
