@@ -257,7 +257,7 @@ class Topology:
         """Return rate and latencies of the slowest of several all-to-alls that run at once.
 
         A rank sends an equal part of its bytes to every rank of its group, itself included. Bytes
-        for its own node use the node's links. At the same time, bytes for other nodes use the
+        for its own node use the node's links, at the rate that all-to-alls of the board reach. At the same time, bytes for other nodes use the
         network interfaces, which are shared by all ranks of the node that send to other nodes; a
         rank has at most the interface of its host. Of several copies for one node, only one crosses
         the network; the others are made there and use the node's links.
@@ -296,7 +296,9 @@ class Topology:
                 kind = kinds[node]
                 peers = [(kinds[other], count) for other, count in nodes if other != node]
                 share = (here if copies == 1 or not peers else size) / size
-                inside = share * (here - 1) / here / within_rate[kind]
+                reached = first[kind].device.exchange_bytes_per_s
+                rate = min(within_rate[kind], reached * self.constants.intra_efficiency)
+                inside = share * (here - 1) / here / rate
                 slowest = max(slowest, inside)
                 step_s = max(step_s, within_step[kind])
                 if peers:

@@ -103,11 +103,15 @@ def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
     assert found[0].peak_memory_bytes < found[1].peak_memory_bytes
 
 
-def test_an_all_to_all_within_a_node_keeps_what_is_its_own() -> None:
-    topology = CostModel(experiment=EXPERIMENT).topology
+@pytest.mark.parametrize(("gbit_per_s", "gbyte_per_s"), [(800, 100), (2000, 203)])
+def test_an_all_to_all_within_a_node_keeps_what_is_its_own(
+    gbit_per_s: int, gbyte_per_s: int
+) -> None:
+    """A rank sends three quarters of its bytes: over the stated link, or as A100 was measured."""
+    experiment = experiment_from(MOE.replace("gbit_per_s: 2000", f"gbit_per_s: {gbit_per_s}"))
+    topology = CostModel(experiment=experiment).topology
     path = topology.exchange([[0, 1, 2, 3], [4, 5, 6, 7]])
-    rate = 2000 * GIGABIT * topology.constants.intra_efficiency
-    assert path.bytes_per_s == pytest.approx(rate * 4 / 3)
+    assert path.bytes_per_s == pytest.approx(gbyte_per_s * 1e9 * 4 / 3)
     assert path.num_nodes == 1
 
 
