@@ -257,10 +257,11 @@ class Topology:
         """Return rate and latencies of the slowest of several all-to-alls that run at once.
 
         A rank sends an equal part of its bytes to every rank of its group, itself included. Bytes
-        for its own node use the node's links, at the rate that all-to-alls of the board reach. At the same time, bytes for other nodes use the
-        network interfaces, which are shared by all ranks of the node that send to other nodes; a
-        rank has at most the interface of its host. Of several copies for one node, only one crosses
-        the network; the others are made there and use the node's links.
+        for its own node use the node's links, at the rate that all-to-alls of the board reach. At
+        the same time, bytes for other nodes use the network interfaces, which are shared by all
+        ranks of the node that send to other nodes; a rank has at most the interface of its host. Of
+        several copies for one node, only one crosses the network; the others are made there and use
+        the node's links.
 
         Args:
             groups: Devices of each group, shape ``(num_groups, size)``.

@@ -194,7 +194,9 @@ def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
     """Yield the flags of a model's sizes, without the vocabulary, which the tokenizer decides."""
     for flag, figure in _MODEL.items():
         yield from (f"--{flag}", str(getattr(shape, figure)))
-    yield from _STYLES[shape.family]
+    for word in _STYLES[shape.family]:
+        if not (shape.expert_bias and word == "--disable-bias-linear"):
+            yield word
     if shape.family == "llama":
         yield from ("--num-query-groups", str(shape.num_key_value_heads))
     if shape.key_value_rank:

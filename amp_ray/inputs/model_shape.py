@@ -107,6 +107,7 @@ _DECODER: Final = (
     "query_rank",
     "attention_windows",
     "attention_bias",
+    "expert_bias",
     "query_key_norm",
     "post_norms",
 )
@@ -364,13 +365,13 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"query_key_norm": True},
     "qwen3_moe": {"query_key_norm": True},
     "gemma2": {"post_norms": True, "tied_embedding": True},
-    "gpt_oss": {"attention_bias": True},
+    "gpt_oss": {"attention_bias": True, "expert_bias": True},
 }
 """Figures that are fixed for an architecture, unless its configuration sets them."""
 
 _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "gemma2": ("soft-capping of scores and logits",),
-    "gpt_oss": ("attention sinks", "biases of the output projection, the router and the experts"),
+    "gpt_oss": ("attention sinks", "biases of the output projection and the router"),
 }
 
 _OTHER_PARTS: Final = (

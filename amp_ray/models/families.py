@@ -235,6 +235,7 @@ def _experts(shape: ModelShape, activation: Elementwise, *, is_gated: bool) -> E
         per_token=shape.experts_per_token,
         activation=activation,
         is_gated=is_gated,
+        has_bias=shape.expert_bias,
     )
 
 

@@ -237,6 +237,8 @@ class ModelShape:
     tokens."""
     attention_bias: bool = False
     """Biases of the products for queries, keys and values. Families: llama. Default: false."""
+    expert_bias: bool = False
+    """A bias of each expert is added to its results. Families: llama. Default: false."""
     query_key_norm: bool = False
     """Queries and keys are normed head by head. Families: llama. Default: false."""
     post_norms: bool = False

@@ -125,6 +125,13 @@ Operator = Gemm | Elementwise
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("backward", "forward")
 """Passes after which ranks that divide experts all-reduce: dispatch, combine."""
 
+BIAS_ELEMENTS: Final = (14, 18)
+"""Traffic of adding experts' biases in both passes, in elements of half precision for each element
+of a result: ``cat([t + b * p for each expert])`` of results t, biases b and probabilities p. All
+but t, b and the result are in single precision, as p is (Megatron-core 0.16,
+`TEGroupedMLP._apply_bias`). In bytes: the product 4, the sum 10, joining 8, rounding 6; backward 6
+for the gradient in single precision, 6 for that of t, 12 each for those of b and p."""
+
 ROUTER_KERNELS = 6
 """Kernels of the router: softmax, top-k, counts per expert, sorting."""
 
@@ -147,6 +154,8 @@ class Experts:
     per_token: int  # experts that a token goes through
     activation: Elementwise  # the kernel between both products, for one element of the inner width
     is_gated: bool = True  # whether the first product is as wide again, for the gate
+    # Whether a bias of its expert, weighed by the router, is added to each result
+    has_bias: bool = False
 
     def operators(self) -> tuple[Operator, ...]:
         """Return the operators of a rank with a part of every expert; tp divides the experts."""
@@ -267,4 +276,16 @@ class Experts:
                 saved_elements=inner,
                 saved_sharded=True,
             ),
+            *((self._bias(rows * parts, sharded=etp > 0),) if self.has_bias else ()),
+        )
+
+    def _bias(self, rows: float, *, sharded: bool) -> Elementwise:
+        """Return the addition of biases, whose kernels for all experts count as one."""
+        forward, backward = (rows * self.hidden * elements for elements in BIAS_ELEMENTS)
+        return Elementwise(
+            name="experts-bias",
+            forward_elements=forward,
+            backward_elements=backward,
+            num_kernels=4,
+            sharded=sharded,
         )

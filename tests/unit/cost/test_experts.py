@@ -10,6 +10,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.operator import Elementwise
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
@@ -89,6 +90,25 @@ def test_gpt_blocks_may_have_experts_too() -> None:
     model = experiment_from(text).model
     assert sum(layer.expert_parameters for layer in model.layers) == 3 * 8 * 2 * 512 * 768
     assert [layer.name for layer in model.layers[1:5]] == ["block", *["moe-block"] * 3]
+
+
+def test_biases_of_experts_are_added_in_single_precision() -> None:
+    """Two ranks share eight experts; each token goes through two of them, 512 elements wide."""
+    model = experiment_from(
+        MOE.replace("num_experts: 8", "expert_bias: true, num_experts: 8")
+    ).model
+    experts = model.layers[-3].experts
+    assert experts is not None
+    names = [op.name for op in experts.spread(tp=1, ep=2, etp=1, load=1.0)]
+    assert names[-3:] == ["experts-out", "experts-bias", "combine"]
+    bias = experts.spread(tp=1, ep=2, etp=1, load=1.0)[-2]
+    assert isinstance(bias, Elementwise)
+    elements = 256 * 2 * 512
+    assert bias.forward_elements == elements * (4 + 10 + 8 + 6) / 2
+    assert bias.backward_elements == elements * (6 + 6 + 12 + 12) / 2
+    (shared,) = (op for op in experts.spread(tp=2, ep=2, etp=2, load=1.0) if op.name == bias.name)
+    assert isinstance(shared, Elementwise)
+    assert shared.forward_elements == bias.forward_elements
 
 
 def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
