@@ -180,7 +180,7 @@ def bridge_overrides(chosen: Chosen) -> Export:
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the flags of a strategy and its model, and notes on settings that have no flag."""
-    check_family(chosen, "Megatron-LM", _FAMILIES, optional=_OPTIONAL)
+    check_family(chosen, "Megatron-LM", _FAMILIES, optional=(*_OPTIONAL, "expert_bias"))
     settings_of(chosen, "Megatron-LM", _SETTINGS)
     experiment, strategy = chosen.experiment, chosen.strategy
     flags = strategy_flags(experiment, strategy)
