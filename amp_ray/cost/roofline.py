@@ -40,6 +40,12 @@ CAST_BYTES: Final = 4
 and transposed, since those products want both operands along the inner dimension (Transformer
 Engine's documentation, "FP8 primer"). Weights are cast once per step."""
 
+PAD_BYTES: Final = 4
+"""Traffic of copying an element in bf16. Products in 8-bit floats want multiples of 16 or 32 rows
+(cuBLAS; blocks of MXFP8), which tokens of an expert hardly ever are: all are copied to padded rows
+before the first product, and back after the second, in both passes (Transformer Engine's
+`Fp8Padding` and `Fp8Unpadding`, in Megatron-core's `TEGroupedMLP`)."""
+
 BACKWARD_KERNELS_PER_FORWARD: Final = 2
 """Gradients of the input and of the weight."""
 
@@ -181,15 +187,17 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     left_s = gemm_s(rows, inner, columns, batch, rank, constants)
     right_s = gemm_s(inner, columns, rows, batch, rank, constants)
     overlaps = gemm.all_reduce == "backward"
-    input_s, gradient_s = (
-        stream_s(batch * rows * width * CAST_BYTES, 0, rank.device, constants)
-        if rank.precision == "fp8"
-        else 0.0
-        for width in (inner, columns)
-    )
+    input_s = gradient_s = padding_s = 0.0
+    if rank.precision == "fp8":
+        input_s, gradient_s = (
+            stream_s(batch * rows * width * CAST_BYTES, 0, rank.device, constants)
+            for width in (inner, columns)
+        )
+        padded = batch * rows * gemm.padded_width
+        padding_s = stream_s(padded * PAD_BYTES, int(padded > 0), rank.device, constants)
     return Phases(
-        forward_s=gemm_s(rows, columns, inner, batch, rank, constants) + input_s,
-        backward_s=left_s + right_s + gradient_s,
+        forward_s=gemm_s(rows, columns, inner, batch, rank, constants) + input_s + padding_s,
+        backward_s=left_s + right_s + gradient_s + padding_s,
         weight_gradient_s=right_s if overlaps else 0.0,
         input_gradient_s=left_s if overlaps else 0.0,
     )

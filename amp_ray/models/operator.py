@@ -33,6 +33,8 @@ class Gemm:
     core: CorePart = "none"
     # Whether each product of the batch has a separate weight, that of an expert
     is_expert: bool = False
+    # Width of its rows that are padded for products in 8-bit floats: input or result of an expert
+    padded_width: int = 0
     keeps_precision: bool = False  # whether it never runs in 8-bit floats (a router)
 
     @property
@@ -256,6 +258,7 @@ class Experts:
             saved_elements=rows * self.hidden * parts,
             saved_sharded=etp > 0,
             is_expert=True,
+            padded_width=self.hidden,
         )
         return (
             first,

@@ -71,6 +71,18 @@ def test_large_linear_layers_gain_and_the_rest_does_not(experiment: Experiment) 
     assert gemm_phases(kept, rank("fp8"), constants) == gemm_phases(wide, rank("bf16"), constants)
 
 
+def test_rows_of_experts_are_padded_for_8_bit_floats() -> None:
+    """Eight experts with 100 rows of width 64 are copied once in each pass: 4 bytes an element."""
+    expert = Gemm(name="experts-in", rows=100, columns=32, inner=64, batch=8, is_expert=True)
+    padded, constants = replace(expert, padded_width=64), Constants(kernel_gap_s=0.0)
+    copied_s = 8 * 100 * 64 * 4 / (3350e9 * constants.memory_efficiency)
+    cases: tuple[tuple[Precision, float], ...] = (("fp8", copied_s), ("bf16", 0.0))
+    for name, added_s in cases:
+        plain, copied = (gemm_phases(op, rank(name), constants) for op in (expert, padded))
+        assert copied.forward_s - plain.forward_s == pytest.approx(added_s)
+        assert copied.backward_s - plain.backward_s == pytest.approx(added_s)
+
+
 def test_a_narrow_product_may_lose(experiment: Experiment) -> None:
     thin = Gemm(name="thin", rows=8192, columns=64, inner=4096)
     slow, fast = (gemm_phases(thin, rank(name), Constants()) for name in ("fp8", "bf16"))
