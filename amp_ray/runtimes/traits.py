@@ -226,6 +226,9 @@ class RuntimeTraits:
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
+    # Whether the host prepares tokens for experts by separate operations and waits for what it has
+    # received; see `models.operator.ROUTING_LAUNCHES`
+    routes_on_host: bool = False
     # Whether a token crosses the network once for all its experts of a node
     sends_tokens_once: bool = False
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.cost.collective import exchange_s
+from amp_ray.cost.collective import Path, exchange_s, start_s
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
@@ -179,6 +179,41 @@ def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
     each_s = exchange_s(num_bytes, path, 0.0)
     assert far[0, -1] - near[0, -1] == pytest.approx(3 * 2 * each_s)
     assert far[1, -1] - near[1, -1] == pytest.approx(3 * 2 * each_s)
+
+
+def moe_layer_s(launch_s: float, path: Path, *, routes: bool) -> tuple[float, float]:
+    """Return the seconds of both passes of a block with experts, which has 28 kernels."""
+    traits = replace(EXPERIMENT.traits, routes_on_host=routes)
+    constants = replace(EXPERIMENT.constants, host_s_per_kernel=launch_s)
+    model = CostModel(experiment=replace(EXPERIMENT, traits=traits, constants=constants))
+    (kernels,) = {
+        layer.num_kernels
+        for layer in model.time_tables.rank_model(1, 8, 1).layers
+        if layer.experts is not None
+    }
+    assert kernels == 28
+    options = StageOptions(tp=1, dp=8, ep=8)
+    table, _ = model.time_tables.table((0,), model.topology.ring((0,), 1, {}), options, 2, path)
+    forward_s, backward_s = (table[row, 3] - table[row, 2] for row in (0, 1))
+    return float(forward_s), float(backward_s)
+
+
+def test_a_host_that_routes_launches_more_and_waits_for_half_of_the_tokens() -> None:
+    """With a slow host: 48 launches, and one of two all-to-alls that else are both added."""
+    path = CostModel(experiment=EXPERIMENT).topology.exchange([list(range(8))])
+    num_bytes = 2 * 256 * 2 * 512 * BYTES_PER_ELEMENT["bf16"]
+    exchange = exchange_s(num_bytes, path, start_s(EXPERIMENT.constants, EXPERIMENT.traits))
+    plain, routed = (moe_layer_s(1e-3, path, routes=routes) for routes in (False, True))
+    assert plain[0] == pytest.approx(28e-3 + 2 * exchange)
+    assert routed[0] == pytest.approx(48e-3 + exchange)
+    assert plain[1] - routed[1] == pytest.approx(2 * exchange)
+
+
+def test_a_device_waits_for_the_launches_behind_the_wait_of_its_host() -> None:
+    path = CostModel(experiment=EXPERIMENT).topology.exchange([list(range(8))])
+    plain, routed = (moe_layer_s(1e-7, path, routes=routes) for routes in (False, True))
+    assert routed[0] - plain[0] == pytest.approx(17e-7)
+    assert routed[1] == pytest.approx(plain[1])
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
