@@ -18,7 +18,7 @@ from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, e
 from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, stream_s
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
-from amp_ray.models.operator import ROUTING_LAUNCHES, WAITING_LAUNCHES, AllReduce
+from amp_ray.models.operator import AllReduce
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.strategies.recompute import RecomputeKind
 
@@ -176,11 +176,6 @@ class LayerWork:
         """Host seconds of launching one forward pass, by the count of kernels."""
         return self.layer.num_kernels * self.traits.launches_per_kernel * self.launch_s
 
-    @property
-    def routes_on_host(self) -> bool:
-        """Whether the host prepares tokens for its experts; see the runtime's trait."""
-        return self.traits.routes_on_host and bool(self.layer.exchanges)
-
     def compute(self, rank: Rank) -> Phases:
         """Return the seconds of both passes of one micro-batch without communication.
 
@@ -324,8 +319,8 @@ class LayerWork:
                 backward_s=backward_s + host_backward_s,
                 weight_gradient_s=device * phases.weight_gradient_s,
             )
-        if self.routes_on_host:
-            forward_s += WAITING_LAUNCHES * self.launch_s
+        if self.layer.exchanges:
+            forward_s += self.traits.waiting_launches * self.launch_s
         return Phases(
             forward_s=max(forward_s, host_s),
             backward_s=max(backward_s, host_backward_s),
@@ -342,7 +337,7 @@ class LayerWork:
         """
         widens = self.traits.accumulates_alone(rank.precision)
         held = len(self.layer.weights) if widens else 0
-        routing = ROUTING_LAUNCHES if self.routes_on_host else 0
+        routing = self.traits.routing_launches if self.layer.exchanges else 0
         if not rank.sequence_parallel:
             return routing, held
         forward, backward = self._collectives(rank)
@@ -471,8 +466,8 @@ class LayerCosts:
         """Return the time that all-reduces and all-to-alls add to each pass.
 
         If the runtime does not wait for all-reduces, they first use the time in which the device
-        waits for the host. So do all-to-alls where the host prepares tokens for experts, but in the
-        forward pass it waits for the tokens that it receives: half of the bytes.
+        waits for the host. So do all-to-alls, if the host's part in them is known, except for those
+        of the forward pass that the host waits for: half of the bytes.
         """
         ring, exchange = paths
         exchange_s = work.exchanges_s(rank, exchange)
@@ -483,9 +478,9 @@ class LayerCosts:
         if not self.traits.waits_for_all_reduces:
             forward_s -= compute.forward_idle_s
             backward_s -= compute.backward_idle_s
-            if work.routes_on_host:
-                forward_s, backward_s = forward_s + exchange_s, backward_s + exchange_s
-                return max(exchange_s / 2, forward_s), max(0.0, backward_s)
+            if self.traits.routing_launches:
+                waited_s = exchange_s / 2 if self.traits.waits_for_tokens else 0.0
+                return max(waited_s, forward_s + exchange_s), max(0.0, backward_s + exchange_s)
         return max(0.0, forward_s) + exchange_s, max(0.0, backward_s) + exchange_s
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:

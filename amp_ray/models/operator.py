@@ -127,25 +127,12 @@ Operator = Gemm | Elementwise
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("backward", "forward")
 """Passes after which ranks that divide experts all-reduce: dispatch, combine."""
 
-BIAS_ELEMENTS: Final = (14, 18)
+BIAS_ELEMENTS: Final = (14, 20)
 """Traffic of adding experts' biases in both passes, in elements of half precision for each element
 of a result: ``cat([t + b * p for each expert])`` of results t, biases b and probabilities p. All
 but t, b and the result are in single precision, as p is (Megatron-core 0.16,
 `TEGroupedMLP._apply_bias`). In bytes: the product 4, the sum 10, joining 8, rounding 6; backward 6
-for the gradient in single precision, 6 for that of t, 12 each for those of b and p."""
-
-ROUTING_LAUNCHES: Final = 20
-"""Launches of a forward pass beyond those counted for router, dispatch and combine, where the host
-prepares tokens for experts (`RuntimeTraits.routes_on_host`). Megatron-core 0.16 with DeepEP and
-fused routing and permutation launches 30, where 10 are counted: router and auxiliary loss 6;
-choice, layout, announcement and dispatch 4; experts of received tokens as a map 13
-(`_indices_to_multihot`); permutation 4; restoring and combine 3. Backward it launches 14, where 20
-are counted. Counted in its source, and by running its functions under TorchDispatchMode."""
-
-WAITING_LAUNCHES: Final = 17
-"""Those of them for which the device waits without other work, because the host has just waited for
-the tokens that it receives: the map of their experts, whose selections by masks make the host wait
-again, and the permutation."""
+for the gradient in single precision, 6 for that of t, 12 each for those of b and p, 4 to join."""
 
 ROUTER_KERNELS = 6
 """Kernels of the router: softmax, top-k, counts per expert, sorting."""

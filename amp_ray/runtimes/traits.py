@@ -226,9 +226,12 @@ class RuntimeTraits:
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
-    # Whether the host prepares tokens for experts by separate operations and waits for what it has
-    # received; see `models.operator.ROUTING_LAUNCHES`
-    routes_on_host: bool = False
+    # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
+    # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
+    routing_launches: int = 0
+    # Those of them for which the device waits, because the host has just waited for it
+    waiting_launches: int = 0
+    waits_for_tokens: bool = False  # whether the host waits until tokens for experts have arrived
     # Whether a token crosses the network once for all its experts of a node
     sends_tokens_once: bool = False
 

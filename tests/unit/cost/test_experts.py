@@ -105,7 +105,7 @@ def test_biases_of_experts_are_added_in_single_precision() -> None:
     assert isinstance(bias, Elementwise)
     elements = 256 * 2 * 512
     assert bias.forward_elements == elements * (4 + 10 + 8 + 6) / 2
-    assert bias.backward_elements == elements * (6 + 6 + 12 + 12) / 2
+    assert bias.backward_elements == elements * (6 + 6 + 12 + 12 + 4) / 2
     (shared,) = (op for op in experts.spread(tp=2, ep=2, etp=2, load=1.0) if op.name == bias.name)
     assert isinstance(shared, Elementwise)
     assert shared.forward_elements == bias.forward_elements
@@ -181,9 +181,11 @@ def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
     assert far[1, -1] - near[1, -1] == pytest.approx(3 * 2 * each_s)
 
 
-def moe_layer_s(launch_s: float, path: Path, *, routes: bool) -> tuple[float, float]:
+def moe_layer_s(launch_s: float, path: Path, *, waits: bool | None) -> tuple[float, float]:
     """Return the seconds of both passes of a block with experts, which has 28 kernels."""
-    traits = replace(EXPERIMENT.traits, routes_on_host=routes)
+    traits = EXPERIMENT.traits
+    if waits is not None:
+        traits = replace(traits, routing_launches=20, waiting_launches=17, waits_for_tokens=waits)
     constants = replace(EXPERIMENT.constants, host_s_per_kernel=launch_s)
     model = CostModel(experiment=replace(EXPERIMENT, traits=traits, constants=constants))
     (kernels,) = {
@@ -203,15 +205,16 @@ def test_a_host_that_routes_launches_more_and_waits_for_half_of_the_tokens() -> 
     path = CostModel(experiment=EXPERIMENT).topology.exchange([list(range(8))])
     num_bytes = 2 * 256 * 2 * 512 * BYTES_PER_ELEMENT["bf16"]
     exchange = exchange_s(num_bytes, path, start_s(EXPERIMENT.constants, EXPERIMENT.traits))
-    plain, routed = (moe_layer_s(1e-3, path, routes=routes) for routes in (False, True))
+    plain, free, routed = (moe_layer_s(1e-3, path, waits=waits) for waits in (None, False, True))
     assert plain[0] == pytest.approx(28e-3 + 2 * exchange)
+    assert free[0] == pytest.approx(48e-3)
     assert routed[0] == pytest.approx(48e-3 + exchange)
     assert plain[1] - routed[1] == pytest.approx(2 * exchange)
 
 
 def test_a_device_waits_for_the_launches_behind_the_wait_of_its_host() -> None:
     path = CostModel(experiment=EXPERIMENT).topology.exchange([list(range(8))])
-    plain, routed = (moe_layer_s(1e-7, path, routes=routes) for routes in (False, True))
+    plain, routed = (moe_layer_s(1e-7, path, waits=waits) for waits in (None, True))
     assert routed[0] - plain[0] == pytest.approx(17e-7)
     assert routed[1] == pytest.approx(plain[1])
 
