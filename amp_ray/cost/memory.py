@@ -309,20 +309,23 @@ class MemoryModel:
         stages = self._stages, self._part_stages
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
-    def most_blocks(self, limit_bytes: float, places: IntArray, num_again: int) -> IntArray:
+    def most_blocks(
+        self, limit_bytes: float, places: IntArray, num_again: int, *, by_chunk: bool = True
+    ) -> IntArray:
         """Return an upper bound on the equal blocks of each stage, whatever its other layers.
 
         Args:
             limit_bytes: Memory limit of a rank.
             places: Positions of these blocks in the chain.
             num_again: Most recomputed blocks of each stage.
+            by_chunk: Whether memory is that of `peak_of_chunks`, or as in `earliest_starts`.
 
         Returns:
             Shape ``(pp,)``; -1 where nothing fits.
         """
         candidate = self.candidate
-        chunks, batches = candidate.virtual_stages, candidate.num_micro_batches
-        numbers = len(places), num_again, chunks, batches
+        chunks = candidate.virtual_stages if by_chunk else 1
+        numbers = len(places), num_again, chunks, candidate.num_micro_batches
         like = self._like_blocks(tuple(places.tolist()))
         return most_like_blocks(self._stages, like, limit_bytes, numbers)
 
@@ -331,12 +334,19 @@ class MemoryModel:
         """Return the least memory of each of several equal blocks."""
         both, places = (self.layers, self.plain), list(positions)
         again, plain = (float(np.diff(rows[1])[places].min()) for rows in both)
+        num_blocks = int(self.block_counts[-1])
+        are_blocks = bool((np.diff(self.block_counts)[places] > 0).all())
+        num_others = num_blocks - len(places) if are_blocks else len(self.block_counts)
+        temporary = min(float(rows[2, places].min()) for rows in both)
         return LikeBlocks(
             kept_again=again,
             kept=plain,
             parameters=float(np.diff(self.layers[0])[places].min()),
-            temporary=min(float(rows[2, places].min()) for rows in both),
+            temporary=temporary,
+            temporary_again=temporary if num_others else float(self.layers[2, places].min()),
             crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
+            num_others=num_others,
+            checkpoints=self.candidate.options.recompute.kind == "full",
         )
 
     @cached_property
@@ -557,7 +567,7 @@ class StageMemory:
         return list(pairwise(bounds))[stage :: len(self.needs)]
 
     def most_blocks(self, places: IntArray, num_again: int) -> int:
-        """Return an upper bound on the equal blocks of all stages together.
+        """Return an upper bound on the equal blocks of all stages that `earliest_starts` allows.
 
         Arguments as of `MemoryModel.most_blocks`.
         """
@@ -568,7 +578,9 @@ class StageMemory:
             for memory, device in needs:
                 key = memory, device.memory_bytes
                 if key not in most:
-                    most[key] = memory.most_blocks(device.memory_bytes, places, num_again)
+                    most[key] = memory.most_blocks(
+                        device.memory_bytes, places, num_again, by_chunk=False
+                    )
                 rooms.append(int(most[key][stage]))
             number += min(rooms)
         return number
