@@ -310,7 +310,7 @@ class MemoryModel:
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
     def most_blocks(
-        self, limit_bytes: float, places: IntArray, num_again: int, *, by_chunk: bool = True
+        self, limit_bytes: float, places: tuple[int, ...], num_again: int, *, by_chunk: bool = True
     ) -> IntArray:
         """Return an upper bound on the equal blocks of each stage, whatever its other layers.
 
@@ -326,24 +326,27 @@ class MemoryModel:
         candidate = self.candidate
         chunks = candidate.virtual_stages if by_chunk else 1
         numbers = len(places), num_again, chunks, candidate.num_micro_batches
-        like = self._like_blocks(tuple(places.tolist()))
+        like = self._like_blocks(places)
         return most_like_blocks(self._stages, like, limit_bytes, numbers)
 
     @memoised
     def _like_blocks(self, positions: tuple[int, ...]) -> LikeBlocks:
         """Return the least memory of each of several equal blocks."""
-        both, places = (self.layers, self.plain), list(positions)
-        again, plain = (float(np.diff(rows[1])[places].min()) for rows in both)
-        num_blocks = int(self.block_counts[-1])
-        are_blocks = bool((np.diff(self.block_counts)[places] > 0).all())
-        num_others = num_blocks - len(places) if are_blocks else len(self.block_counts)
-        temporary = min(float(rows[2, places].min()) for rows in both)
+        places = np.array(positions)
+        after, counts = places + 1, self.block_counts
+        again, plain = (
+            float((rows[1, after] - rows[1, places]).min()) for rows in (self.layers, self.plain)
+        )
+        are_blocks = bool((counts[after] > counts[places]).all())
+        num_others = int(counts[-1]) - len(places) if are_blocks else len(counts)
+        recomputed = float(self.layers[2, places].min())
+        temporary = min(recomputed, float(self.plain[2, places].min()))
         return LikeBlocks(
             kept_again=again,
             kept=plain,
-            parameters=float(np.diff(self.layers[0])[places].min()),
+            parameters=float((self.layers[0, after] - self.layers[0, places]).min()),
             temporary=temporary,
-            temporary_again=temporary if num_others else float(self.layers[2, places].min()),
+            temporary_again=temporary if num_others else recomputed,
             crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
             num_others=num_others,
             checkpoints=self.candidate.options.recompute.kind == "full",
@@ -566,7 +569,7 @@ class StageMemory:
     def _chunks(self, stage: int, bounds: tuple[int, ...]) -> Sequence[tuple[int, int]]:
         return list(pairwise(bounds))[stage :: len(self.needs)]
 
-    def most_blocks(self, places: IntArray, num_again: int) -> int:
+    def most_blocks(self, places: tuple[int, ...], num_again: int) -> int:
         """Return an upper bound on the equal blocks of all stages that `earliest_starts` allows.
 
         Arguments as of `MemoryModel.most_blocks`.

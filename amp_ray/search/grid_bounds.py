@@ -144,18 +144,19 @@ class GridBounds:
             fewest: Least number of recomputed blocks per stage; 0 for all or none.
             most: Largest number of recomputed blocks per stage; 0 for all or none.
         """
-        places, memory = np.array(self._most_frequent), self.tables.memory(candidate)
+        places, memory = tuple(self._most_frequent), self.tables.memory(candidate)
         experiment, number = self.cost_model.experiment, len(self._most_frequent)
         limit = float(max(device.memory_bytes for device in experiment.cluster.device_types))
 
         def rooms(num_again: int) -> IntArray:
             return memory.most_blocks(limit, places, num_again)
 
-        if rooms(number).sum() < number:
+        widest = rooms(number)
+        if widest.sum() < number:
             return
         if not most or experiment.traits.recompute_per_stage:
             num_again = 0 if experiment.traits.recompute_per_stage else experiment.model.num_layers
-            evened = _evened(rooms(number), number)
+            evened = _evened(widest, number)
             yield Again(number=num_again, share=float(num_again > 0), most=evened)
             return
         first = bisect_left(range(number), number, key=lambda count: int(rooms(count).sum()))

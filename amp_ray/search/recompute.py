@@ -123,7 +123,12 @@ class RecomputeSearch:
     def costs(self, recompute: Recompute) -> StageCosts:
         """Return the costs of the stages with one recompute setting for all."""
         if recompute not in self._costs:
-            self._costs[recompute] = self.cost_model.stage_costs(self._with(recompute))
+            stages = self._with(recompute)
+            self._costs[recompute] = (
+                self.cost_model.costs_like(next(iter(self._costs.values())), stages)
+                if self._costs
+                else self.cost_model.stage_costs(stages)
+            )
         return self._costs[recompute]
 
     def first_that_fits(
@@ -149,7 +154,7 @@ class RecomputeSearch:
         model = self.cost_model.experiment.model
         _, positions = model.distinct_layers
         most = int(np.argmax(np.bincount(positions)))
-        places = np.flatnonzero(np.array(positions) == most)
+        places = tuple(np.flatnonzero(np.array(positions) == most).tolist())
 
         def has_room(recompute: Recompute) -> bool:
             number = model.num_layers if recompute.layers is None else recompute.layers

@@ -134,7 +134,7 @@ def test_no_stage_has_more_blocks_than_its_peak_allows(model: str, kind: Recompu
             number = sum(int(((places >= first) & (places < end)).sum()) for first, end in own)
             peak = memory.peak_of(stage, own) * (1 + 1e-12)
             again = (num_again or experiment.model.num_layers) * (kind != "none")
-            most = int(memory.most_blocks(peak, places, again)[stage])
+            most = int(memory.most_blocks(peak, tuple(places.tolist()), again)[stage])
             assert most >= number, (candidate, stage)
             tightest.append(most - number)
     assert min(tightest) <= 1
