@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -377,6 +377,10 @@ class StageTimes:
         return split
 
 
+_MOST_CODES: Final = 2**62
+"""Numbers that fit 64 bits."""
+
+
 def first_rows(columns: IntArray) -> tuple[IntArray, IntArray]:
     """Number distinct columns in the order of their first appearance.
 
@@ -391,9 +395,13 @@ def first_rows(columns: IntArray) -> tuple[IntArray, IntArray]:
         >>> number.tolist(), first.tolist()
         ([0, 1, 0], [0, 1])
     """
-    codes = np.zeros(columns.shape[1], dtype=np.int64)
-    for row in columns:  # a new number for each pair, so that numbers stay small
-        _, codes = np.unique(codes * (int(row.max()) + 1) + row, return_inverse=True)
+    codes, num_codes = np.zeros(columns.shape[1], dtype=np.int64), 1
+    for row in columns:
+        num_values = int(row.max()) + 1
+        if num_codes * num_values > _MOST_CODES:
+            distinct, codes = np.unique(codes, return_inverse=True)
+            num_codes = len(distinct)
+        codes, num_codes = codes * num_values + row, num_codes * num_values
     _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
     order = np.argsort(first)
     number = np.empty_like(order)

@@ -89,6 +89,9 @@ class GridBounds:
         if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
         if len(count) == 1:
+            rough_s = self._rough_s(candidate) * (1 - ROUNDING)
+            if rough_s > limit_s:
+                return rough_s
             even_s = self._alike_s(candidate) * (1 - ROUNDING)
             if self.cost_model.experiment.space == "uniform" or even_s > limit_s:
                 return even_s
@@ -98,6 +101,11 @@ class GridBounds:
         if simple_s > limit_s:
             return simple_s
         return max(simple_s, self._iteration_s(candidate, count, self._whole_s, limit_s))
+
+    def _rough_s(self, candidate: Candidate) -> float:
+        """Return a lower bound for equal devices of any memory, where nothing is recomputed."""
+        plain = with_kind(candidate, NO_RECOMPUTE)
+        return self._even_s(plain, Again(number=0, share=0.0, most=0))
 
     def _alike_s(self, candidate: Candidate) -> float:
         """Return a lower bound for equal devices, over every allowed recompute.

@@ -19,6 +19,7 @@ from amp_ray.strategies.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
 RAY_PAYS_S: Final = 15.0  # least remaining time that justifies Ray's start and end, 4 to 8 s
+NUM_UNSURE: Final = 40  # so many candidates show which others need no planning
 NUM_SAMPLES: Final = 8  # estimate from so many last candidates, since later ones take longer
 
 
@@ -92,7 +93,8 @@ def search_candidates(
         _plan_with_ray(planner, wanted, workers, results, progress)
     number, least_s = 0, math.inf
     while number < wanted.num:
-        remaining_s = watch.remaining_s(wanted.num - number)
+        is_sure = not optional.num_rows or number >= NUM_UNSURE
+        remaining_s = watch.remaining_s(wanted.num - number) if is_sure else 0.0
         if may_leave and remaining_s > RAY_PAYS_S:
             may_leave = False
             _LOGGER.info("%.0f s of work remain: going on with Ray workers", remaining_s)
