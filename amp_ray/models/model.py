@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, Literal
 
+from amp_ray.memo import memoised
 from amp_ray.models.operator import AllReduce, Elementwise, Experts, Gemm, Operator
 
 LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop"]
@@ -343,6 +344,7 @@ class Model:
         """Number of blocks before each boundary, to count the blocks that recompute."""
         return tuple(accumulate((layer.kind == "block" for layer in self.layers), initial=0))
 
+    @memoised
     def indices(self, kind: LayerKind) -> tuple[int, ...]:
         """Positions of all layers of one kind."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.kind == kind)

@@ -123,7 +123,12 @@ class RecomputeSearch:
     def costs(self, recompute: Recompute) -> StageCosts:
         """Return the costs of the stages with one recompute setting for all."""
         if recompute not in self._costs:
-            self._costs[recompute] = self.cost_model.stage_costs(self._with(recompute))
+            stages = self._with(recompute)
+            self._costs[recompute] = (
+                self.cost_model.costs_like(next(iter(self._costs.values())), stages)
+                if self._costs
+                else self.cost_model.stage_costs(stages)
+            )
         return self._costs[recompute]
 
     def first_that_fits(
@@ -149,7 +154,7 @@ class RecomputeSearch:
         model = self.cost_model.experiment.model
         _, positions = model.distinct_layers
         most = int(np.argmax(np.bincount(positions)))
-        places = np.flatnonzero(np.array(positions) == most)
+        places = tuple(np.flatnonzero(np.array(positions) == most).tolist())
 
         def has_room(recompute: Recompute) -> bool:
             number = model.num_layers if recompute.layers is None else recompute.layers
@@ -193,13 +198,17 @@ class RecomputeSearch:
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
         return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
 
-    def least_s(self, recompute: Recompute) -> float:
-        """Return a lower bound on the slowest stage: it has at least an even share of blocks."""
+    def least_s(self, recompute: Recompute, num_blocks: int = 0) -> float:
+        """Return a lower bound on the slowest stage: it has at least an even share of blocks.
+
+        Args:
+            recompute: Setting of all stages.
+            num_blocks: Recomputed blocks that some stage has at least.
+        """
         plain_s, more_s, share = self._of_blocks(recompute.kind)
-        return (
-            share * plain_s
-            + (share if recompute.layers is None else min(recompute.layers, share)) * more_s
-        )
+        share = max(share, num_blocks)
+        number = share if recompute.layers is None else min(recompute.layers, share)
+        return share * plain_s + max(number, num_blocks) * more_s
 
     def _of_blocks(self, kind: RecomputeKind) -> tuple[float, float, int]:
         """Return the least time of a block, its least extra time, and an even share of blocks."""
@@ -384,17 +393,21 @@ def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
 
     The fewest may fit only if the last stages, which hold fewer micro-batches, get more blocks and
     become the bottleneck. So settings with more blocks are tried too, as long as they make the
-    slowest stage faster. If the best cuts fit without recompute, nothing is recomputed.
+    slowest stage faster. Once a setting recomputes all blocks of its best cuts, a larger one
+    changes only cuts with more blocks in some stage. If the best cuts fit without recompute,
+    nothing is recomputed.
     """
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
     experiment, fitting = cost_model.experiment, list[Estimate]()
     settings = recompute_choices(experiment)
     for _, group in groupby(settings, key=lambda setting: setting.kind):
-        among, under_s, best_s = list(group), math.inf, math.inf
+        among, under_s, best_s, more_s = list(group), math.inf, math.inf, 0.0
         while among and (first := search.first_that_fits(among, under_s)):
             costs = search.costs(first)
             bounds = best_bounds(experiment, costs)
             kept = _canonical(cost_model, first, bounds)
+            if first.layers is not None and kept != first:
+                more_s = search.least_s(first, first.layers + 1)
             applied = _applied(strategy, bounds, [kept] * len(strategy.stages))
             fitting.append(cost_model.estimate_from(search.costs(kept), applied))
             if first == NO_RECOMPUTE and bounds == unlimited_bounds(experiment, costs):
@@ -404,7 +417,7 @@ def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
             among = [
                 setting
                 for setting in among[among.index(first) + 1 :]
-                if search.least_s(setting) < best_s
+                if max(search.least_s(setting), more_s) < best_s
             ]
             under_s = min(under_s, (1 - ROUNDING) * search.slowest_s(bounds))
     return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)

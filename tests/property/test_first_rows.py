@@ -1,7 +1,9 @@
 """Large spaces: a skipped candidate would never be among the first rows of the whole ranking."""
 
 import math
+from itertools import pairwise, product
 
+import numpy as np
 import pytest
 
 from amp_ray.cost.estimate import Estimate
@@ -19,9 +21,9 @@ from amp_ray.search.planner import PlannerChoice
 from amp_ray.search.ranking import is_risky
 from amp_ray.search.recompute import RecomputeSearch, with_recompute
 from amp_ray.search.space import recompute_choices, uniform_candidates
-from amp_ray.strategies.candidate import with_kind, with_zero
-from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind, with_zero
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
+from amp_ray.strategies.strategy import Strategy, chunk_bounds
 from amp_ray.strategies.zero import NO_ZERO
 from support.experiments import experiment_from
 
@@ -100,6 +102,42 @@ def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.M
     assert shown == [
         result.strategy for result in every.results[: len(shown)] if isinstance(result, Estimate)
     ]
+
+
+@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+@pytest.mark.parametrize("model", [GPT, MIXTRAL, MIXTRAL.replace("}", ", first_dense_layers: 2}")])
+def test_no_stage_has_more_blocks_than_its_peak_allows(model: str, kind: RecomputeKind) -> None:
+    text = TEXT.format(model=model, memory_gib=40.0, runtime="megatron-core", search="")
+    experiment = experiment_from(text)
+    cost_model = AmpRayPlanner(experiment=experiment).cost_model
+    _, positions = experiment.model.distinct_layers
+    places = np.flatnonzero(np.array(positions) == np.argmax(np.bincount(positions)))
+    tightest = []
+    for pp, chunks, batches, num_again in product((2, 4), (1, 2, 3), (1, 2, 4, 8), (None, 1, 2)):
+        bounds = even_bounds(experiment.model.num_layers, pp)
+        if (kind != "full" and num_again) or pp * chunks > 8:
+            continue
+        candidate = Candidate(
+            micro_batch_size=1,
+            options=StageOptions(tp=1, dp=1, recompute=Recompute(kind=kind, layers=num_again)),
+            pp=pp,
+            num_micro_batches=batches,
+            virtual_stages=chunks,
+        )
+        memory = cost_model.memory(candidate)
+        cuts = chunk_bounds(experiment.model, bounds, chunks) if chunks > 1 else bounds
+        each = list(pairwise(cuts))
+        for stage in range(pp):
+            own = each[stage::pp]
+            if chunks > 1 and any(first == end for first, end in own):
+                continue  # no such strategy can run
+            number = sum(int(((places >= first) & (places < end)).sum()) for first, end in own)
+            peak = memory.peak_of(stage, own) * (1 + 1e-12)
+            again = (num_again or experiment.model.num_layers) * (kind != "none")
+            most = int(memory.most_blocks(peak, tuple(places.tolist()), again)[stage])
+            assert most >= number, (candidate, stage)
+            tightest.append(most - number)
+    assert min(tightest) <= 1
 
 
 @pytest.mark.parametrize("name", ["tight", "tighter", "even"])

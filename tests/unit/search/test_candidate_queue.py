@@ -105,7 +105,7 @@ def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
 
 
 def test_the_number_may_shrink_until_there_are_as_many_rows_as_wanted() -> None:
-    found = CandidateQueue((), replace(optional(), num_rows=2))
+    found = CandidateQueue((), replace(optional(), num_rows=2), SearchEffort(num_early=2))
     assert (found.num, found.may_shrink) == (5, True)
     found.add(0, estimate(2, 1.5))
     assert (found.num, found.may_shrink) == (5, True)
