@@ -101,6 +101,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
         f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
         for device in cluster.device_types
     )
+    assumed = cluster.assumed_network
     length = model.shape.sequence_length
     zero = "auto" if experiment.zero_stage == AUTO_STAGE else experiment.zero_stage
     size = model.num_parameters
@@ -109,6 +110,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
         f"{model.name}, {figure_text(size / unit, 3)} {word} parameters",
         *([f"sequences of {length:,}"] if length else []),
         f"{devices} in {counted(len(cluster.nodes), 'node')}",
+        *([f"network taken for {assumed}"] if assumed else []),
     ], [
         f"runtime {experiment.traits.name}",
         experiment.precision,

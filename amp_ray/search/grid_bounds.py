@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.cost.collective import NO_RING, Path
+from amp_ray.cost.collective import NO_RING, Path, fastest_path
 from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.search.cuts import may_fit
@@ -444,11 +444,11 @@ class GridBounds:
         if cp == 1:
             return np.zeros((2, 1))
         topology = self.cost_model.topology
-        rates, step_s = topology.between[0], float(topology.ring_step_s.min())
+        rates = topology.between[0]
         rate = float(rates.max(where=~np.eye(len(rates), dtype=np.bool_), initial=0.0)) / tp
         if tp * cp <= self._most_slots:
             rate = max(rate, float(topology.intra_bytes_per_s.max()))
-        path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
+        path = Path(bytes_per_s=rate, step_s=0.0)
         times, samples = self.tables.time_tables, candidate.micro_batch_size
         forward_s, backward_s = times.exchange_s(path, tp, samples)
         again = candidate.options.recompute.kind != "none"
@@ -495,8 +495,7 @@ class GridBounds:
         rates, _ = topology.between
         if dp > 1 and len(nodes) > 1:
             between = rates[~np.eye(len(nodes), dtype=np.bool_)]
-            rate, step_s = float(between.max()) / tp, float(topology.ring_step_s.min())
-            paths.append(Path(bytes_per_s=rate, step_s=step_s, num_nodes=2, tree_s=step_s))
+            paths.append(fastest_path(float(between.max()) / tp))
         lines = np.array(
             [step_end.line(options, pp, (path,), fastest) for path in dict.fromkeys(paths)]
         )
