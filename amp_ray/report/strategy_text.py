@@ -102,6 +102,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
         for device in cluster.device_types
     )
     assumed = cluster.assumed_network
+    racks = f", {counted(len(cluster.nodes), 'rack')}" if cluster.has_racks else ""
     length = model.shape.sequence_length
     zero = "auto" if experiment.zero_stage == AUTO_STAGE else experiment.zero_stage
     size = model.num_parameters
@@ -109,13 +110,13 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     return [
         f"{model.name}, {figure_text(size / unit, 3)} {word} parameters",
         *([f"sequences of {length:,}"] if length else []),
-        f"{devices} in {counted(len(cluster.nodes), 'node')}",
-        *([f"network taken for {assumed}"] if assumed else []),
+        f"{devices} in {counted(len(cluster.hosts), 'node')}{racks}",
     ], [
         f"runtime {experiment.traits.name}",
         experiment.precision,
         f"batch {experiment.global_batch_size:,}",
         f"ZeRO {zero}",
+        *([f"network taken for {assumed}"] if assumed else []),
     ]
 
 
