@@ -129,6 +129,7 @@ def _link(link: Link) -> dict[str, float]:
     figures = asdict(link)
     if link.collective_latency_s is None:
         del figures["collective_latency_s"]
-    if not link.rates:
-        del figures["rates"]
+    for name in ("rates", "fabric", "board", "assumed"):
+        if not figures[name]:
+            del figures[name]
     return figures

@@ -63,7 +63,12 @@ class SampleCosts:
     @cached_property
     def topology(self) -> Topology:
         """The cluster's links."""
-        return Topology(cluster=self.experiment.cluster, constants=self.experiment.constants)
+        experiment = self.experiment
+        return Topology(
+            cluster=experiment.cluster,
+            constants=experiment.constants,
+            has_pat=experiment.traits.has_pat,
+        )
 
     @cached_property
     def layer_costs(self) -> LayerCosts:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.cost.collective import NO_RING, Path
+from amp_ray.cost.collective import NO_RING, Path, fastest_path
 from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.search.cuts import may_fit
@@ -455,10 +455,10 @@ class GridBounds:
         if cp == 1:
             return np.zeros((2, 1))
         topology = self.cost_model.topology
-        rate, step_s = topology.best_inter_bytes_per_s / tp, topology.least_ring_step_s
+        rate = topology.best_inter_bytes_per_s / tp
         if tp * cp <= self._most_slots:
             rate = max(rate, topology.best_intra_bytes_per_s)
-        path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
+        path = Path(bytes_per_s=rate, step_s=0.0)
         times, samples = self.tables.time_tables, candidate.micro_batch_size
         forward_s, backward_s = times.exchange_s(path, tp, samples)
         again = candidate.options.recompute.kind != "none"
@@ -503,8 +503,7 @@ class GridBounds:
             if node.num_slots >= tp * dp
         ]
         if dp > 1 and len(nodes) > 1:
-            rate, step_s = topology.best_inter_bytes_per_s / tp, topology.least_ring_step_s
-            paths.append(Path(bytes_per_s=rate, step_s=step_s, num_nodes=2, tree_s=step_s))
+            paths.append(fastest_path(topology.best_inter_bytes_per_s / tp))
         lines = np.array(
             [step_end.line(options, pp, (path,), fastest) for path in dict.fromkeys(paths)]
         )
