@@ -12,11 +12,12 @@ from rich.text import Text
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
 from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, options_text
-from amp_ray.search.ranking import RISKY_PROBABILITY, Ranking, first_reason, is_risky, reasons_text
+from amp_ray.search.ranking import Ranking, first_reason, is_risky, reasons_text
 from amp_ray.search.replan import Moves
 from amp_ray.search.rows import training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate

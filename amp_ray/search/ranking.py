@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Objective
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
@@ -24,9 +25,6 @@ SHOWN_DIGITS: Final = 4
 
 SHOWN_SLACK: Final = 10.0 ** (1 - SHOWN_DIGITS)
 """Largest relative difference of two times that are shown alike."""
-
-RISKY_PROBABILITY: Final = 0.1
-"""A strategy with at least this failure probability comes after all safe ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
