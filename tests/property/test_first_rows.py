@@ -98,6 +98,7 @@ def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(run, "NUM_INTERVALS", 3)
     monkeypatch.setattr(planning, "NUM_INTERVALS", 3)
     every = planned(None).ranking
+    assert planned(1).ranking.results[0] == every.results[0]  # the plainest near the fastest
     first = planned(3).ranking
     assert 3 <= first.num_feasible < every.num_feasible
     assert first.num_left_out == len(every.results) - len(first.results)

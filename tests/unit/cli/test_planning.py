@@ -41,7 +41,7 @@ def test_json_of_plan(amp_ray: Run, small: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.json.keys() >= {
         *("schema", "experiment", "cost_model", "searched", "num_candidates", "num_feasible"),
-        *("num_left_out", "search_s", "lower_bound_s", "ranking"),
+        *("num_left_out", "search_s", "lower_bound_s", "fastest_s", "ranking"),
     }
     assert (ended.json["schema"], ended.json["num_candidates"]) == (1, 16)
     target = tmp_path / "plan.json"
