@@ -70,6 +70,7 @@ def test_by_default_all_that_the_runtime_can_combine_is_searched(
     assert searched == sorted([*degrees, "cp", "recompute", "virtual_stages", "zero_stage"])
     only = amp_ray("plan", path, "--json", "--only", "tp, dp,pp").json
     assert only["searched"] == degrees
+    assert not any(row["strategy"].get("sequence_parallel") for row in only["ranking"])
     alone = amp_ray("plan", path, "--json", "--only", "pp").json["ranking"]
     assert {(row["strategy"]["tp"], row["strategy"]["dp"]) for row in alone} == {(1, 1)}
     ended = amp_ray("plan", path, "--only", "tp,width")
