@@ -35,7 +35,6 @@ from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
-from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, all_bounds
 
@@ -108,7 +107,7 @@ class SampleCosts:
             traits=experiment.traits,
             constants=experiment.constants,
             precision=experiment.precision,
-            optimizer=find_optimizer(experiment.optimizer),
+            optimizer=experiment.traits.optimizer(experiment.optimizer),
         )
 
     @memoised

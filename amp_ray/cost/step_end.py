@@ -26,7 +26,7 @@ from amp_ray.memo import memoised
 from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
-from amp_ray.units import BYTES_PER_ELEMENT, Precision
+from amp_ray.units import Precision
 
 COLLECTIVE_CHANNELS: Final = 24
 """Multiprocessors used by an NCCL ring in a node of eight A100: one per channel, with two channels
@@ -208,7 +208,7 @@ class StepEndModel:
 
     def gather_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
         """Return the seconds to gather weights within each shard group."""
-        num_bytes = parameters * BYTES_PER_ELEMENT[self.precision]
+        num_bytes = parameters * self.per_parameter.gathered
         shards = options.zero.shards(options.dp)
         return max(all_gather_s(num_bytes, shards, path, self._start_s) for path in paths.shards)
 

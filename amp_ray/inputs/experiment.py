@@ -83,7 +83,7 @@ class SearchLimits:
     min_tp: Count = 1
     """Smallest tensor parallel degree."""
     max_tp: Count | None = None
-    """Largest tensor parallel degree. Default: the slots of a node."""
+    """Largest tensor parallel degree. Default: the devices of a node or rack."""
     max_pp: Count | None = None
     """Largest pipeline parallel degree."""
     max_dp: Count | None = None
@@ -100,7 +100,7 @@ class SearchLimits:
     micro_batch_sizes: Ascending | None = None
     """Sizes to try, per data-parallel rank. Default: all that divide."""
     tp_across_nodes: Flag = False
-    """Whether a tensor-parallel group may span nodes."""
+    """Whether a tensor-parallel group may span nodes that no rack joins."""
     launchable: Flag = False
     """Whether to plan only strategies that the runtime can launch: then `heterogeneous` means
     `placement`, unless the runtime is `torch`. `plan --launchable` sets it, `tune` always does."""
@@ -430,6 +430,7 @@ class Experiment:
         """Return the settings, besides traits, that constants of the cost model depend on."""
         return {
             "precision": self.precision,
+            **self.traits.formats.kept,
             "optimizer": self.optimizer,
             "zero_stage": self.zero_stage,
         }

@@ -315,9 +315,10 @@ class Model:
     name: str
     shape: ModelShape
     layers: tuple[Layer, ...]  # in the order of the forward pass; equal layers are equal values
-    # Operations of one sample's forward pass as the field counts them for MFU: attention in full,
-    # also if tokens attend only to earlier ones, and no padding (Chowdhery et al., PaLM,
-    # arXiv:2204.02311, appendix B). 0 if they were not counted.
+    # Operations of one sample's forward pass for MFU: no padding, and only the pairs of tokens that
+    # attend to each other, half of them if tokens attend to earlier ones alone, as Megatron-LM
+    # counts today (Megatron-Bridge 0.3.1, training/utils/flop_utils.py). PaLM (Chowdhery et al.,
+    # arXiv:2204.02311, appendix B) and others count all pairs. 0 if they were not counted.
     forward_flops: float = 0.0
 
     @property

@@ -113,6 +113,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     ], [
         f"runtime {experiment.traits.name}",
         experiment.precision,
+        *(f"{name} {key}" for key, name in experiment.traits.formats.kept.items()),
         f"batch {experiment.global_batch_size:,}",
         f"ZeRO {zero}",
     ]

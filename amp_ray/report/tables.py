@@ -155,8 +155,10 @@ class ResultsTable:
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or the reason of a failure."""
         if isinstance(result, Infeasible) or not result.feasible:
+            remedies = result.remedies_text if isinstance(result, Estimate) else ""
             shown = options_text(result, self.experiment)
-            return wrap(str(first_reason(result)), room) + wrap(shown, room)
+            lines = wrap(str(first_reason(result)), room) + wrap(shown, room)
+            return lines + (phrase_lines(remedies, room) if remedies else [])
         marks = [self._marks[text] for text in result.warnings if text in self._marks]
         cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
         lines = phrase_lines(
@@ -213,6 +215,8 @@ class ResultsTable:
             yield from phrase_lines(f"bounds count layers: {layers}", width)
         if _EVEN in cuts:
             yield f"{_EVEN}: stages have equal numbers of blocks"
+        if any(map(_mfu, self._estimates)) and self.experiment.model.shape.is_causal:
+            yield "MFU: causal attention counts by halves"
         if self._has_places:
             yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
         if any(_is_split(result) for result in self.results):

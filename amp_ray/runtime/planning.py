@@ -19,7 +19,7 @@ from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_pl
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.replan import Moves, Replanner
 from amp_ray.search.rows import SCHEMA, ranking_rows
-from amp_ray.search.run import NUM_INTERVALS, run_search
+from amp_ray.search.run import NUM_INTERVALS, run_search, with_remedies
 from amp_ray.search.space import searched_dimensions
 from amp_ray.strategies.strategy import Strategy
 
@@ -93,6 +93,9 @@ def plan_experiment(
     if planner.traits.has_constants:
         num_shown = min(num_rows or NUM_INTERVALS, NUM_INTERVALS)
         ranking = rank_with_intervals(experiment, ranking, num_shown)
+        if num_rows is None:
+            results = with_remedies(experiment, ranking.results)
+            ranking = replace(ranking, results=tuple(results))
     return Planned(
         experiment=experiment,
         cost_model=choice.name,

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Final, Literal
@@ -262,12 +262,17 @@ def plainest_text(ranking: Ranking) -> str:
     return f"the plainest of {ranking.num_near} within {percent:.2g} % of the fastest"
 
 
-def why_none(results: Sequence[Result], roomiest: Sequence[Estimate] = ()) -> str:
+def why_none(
+    results: Sequence[Result],
+    roomiest: Sequence[Estimate] = (),
+    with_remedies: Callable[[Estimate], Estimate] = lambda estimate: estimate,
+) -> str:
     """Explain why nothing is feasible, and name the strategy with the least memory excess.
 
     Args:
         results: One or more, all infeasible.
         roomiest: Strategies cut for the least memory, which may come closer.
+        with_remedies: Adds the changes by which a strategy would fit.
 
     Returns:
         Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4
@@ -279,7 +284,15 @@ def why_none(results: Sequence[Result], roomiest: Sequence[Estimate] = ()) -> st
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"
     nearest = min(missing, key=lambda estimate: (excess(estimate), *_key(estimate)))
-    details = "; ".join(reason.detail for reason in nearest.reasons)
+    details = "; ".join(
+        filter(
+            None,
+            (
+                *(reason.detail for reason in nearest.reasons),
+                with_remedies(nearest).remedies_text,
+            ),
+        )
+    )
     return f"{text}; closest: {named(nearest.strategy)}: {details}"
 
 
