@@ -608,21 +608,19 @@ class StageMemory:
     def _chunks(self, stage: int, bounds: tuple[int, ...]) -> Sequence[tuple[int, int]]:
         return list(pairwise(bounds))[stage :: len(self.needs)]
 
-    def most_blocks(self, places: tuple[int, ...], num_again: int) -> int:
+    def most_blocks(self, places: tuple[int, ...], num_again: int, scale: float = 1.0) -> int:
         """Return an upper bound on the equal blocks of all stages that `earliest_starts` allows.
 
-        Arguments as of `MemoryModel.most_blocks`.
+        Arguments as of `MemoryModel.most_blocks`; ``scale`` multiplies every device's memory.
         """
-        most: dict[tuple[MemoryModel, int], IntArray] = {}
+        most: dict[tuple[MemoryModel, float], IntArray] = {}
         number = 0
         for stage, needs in enumerate(self.needs):
             rooms = []
             for memory, device in needs:
-                key = memory, device.memory_bytes
+                key = memory, scale * device.memory_bytes
                 if key not in most:
-                    most[key] = memory.most_blocks(
-                        device.memory_bytes, places, num_again, by_chunk=False
-                    )
+                    most[key] = memory.most_blocks(key[1], places, num_again, by_chunk=False)
                 rooms.append(int(most[key][stage]))
             number += min(rooms)
         return number

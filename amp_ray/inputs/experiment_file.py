@@ -276,8 +276,8 @@ class _Builder:
         return stage
 
     @cached_property
-    def sequence_parallel(self) -> bool:
-        """Whether tensor-parallel ranks also divide tokens."""
+    def sequence_parallel(self) -> bool | Literal["auto"]:
+        """Whether tensor-parallel ranks also divide tokens; ``auto`` if the file leaves it open."""
         checked = self._checked
         chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
         space = checked.search.space
@@ -286,7 +286,8 @@ class _Builder:
         if chosen is not True:
             may = may and not checked.search.token_slices
             has_grids = is_grid or space == "heterogeneous"  # plans of a grid exist beside others
-            return chosen == "auto" and may and has_grids and has_tokens
+            is_open = chosen == "auto" and may and has_grids and has_tokens
+            return "auto" if is_open else False
         reason = None
         if not may:
             able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]

@@ -11,7 +11,7 @@ from typing import Final
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import OptionalCandidates, Planner
-from amp_ray.search.ranking import SHOWN_SLACK, is_risky, leader_order, speed
+from amp_ray.search.ranking import NEAR_FRACTION, SHOWN_SLACK, is_risky, leader_order, speed
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import candidate_of
 
@@ -228,7 +228,10 @@ class CandidateQueue:
 
 
 class RowLimit:
-    """Largest time at which a strategy can still come first or among the wanted rows."""
+    """Largest time at which a strategy can still come first or among the wanted rows.
+
+    If rows are wanted, strategies near the fastest always count: the plainest of them come first.
+    """
 
     def __init__(self, num_rows: int) -> None:
         """Begin without strategies; ``num_rows`` is as in `OptionalCandidates`."""
@@ -246,7 +249,10 @@ class RowLimit:
         """The limit; infinite while there are fewer safe strategies than wanted rows."""
         if len(self._fastest_s) < max(1, self._num_rows):
             return math.inf
-        return self._fastest_s[-1] * (1 + (SHOWN_SLACK if self._num_rows else 0.0))
+        if not self._num_rows:
+            return self._fastest_s[0]
+        near_s = self._fastest_s[0] * (1 + NEAR_FRACTION)
+        return max(near_s, self._fastest_s[-1] * (1 + SHOWN_SLACK))
 
 
 def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
