@@ -35,7 +35,7 @@ from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
 from amp_ray.search.planner import AMP_RAY, PlannerChoice, choose_planner, load_planner
 from amp_ray.search.rows import SCHEMA, difference, link_records, row, stage_records
-from amp_ray.search.run import NUM_INTERVALS, score_given
+from amp_ray.search.run import NUM_INTERVALS, score_given, with_remedies
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained
 from amp_ray.units import counted
@@ -285,6 +285,7 @@ def score(
     results = tuple(score_given(planner, entries))
     if planner.traits.has_constants:
         results = score_with_intervals(experiment, results, NUM_INTERVALS)
+        results = tuple(with_remedies(experiment, results))
     return Scores(experiment=experiment, cost_model=choice.name, planner=planner, results=results)
 
 

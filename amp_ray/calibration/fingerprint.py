@@ -20,8 +20,17 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
     """Return names and figures of model, cluster, runtime and profile as plain JSON values."""
     traits = asdict(experiment.traits)
     del traits["description"]
-    # Older calibrations lack it; what follows from it is in fused_attention.
-    del traits["fuses_older_attention"]
+    # Older calibrations lack these; what follows from them is in fused_attention, and in the
+    # program's settings.
+    later = (
+        "fuses_older_attention",
+        "native_attention",
+        "keeps",
+        "formats",
+        "remainder_bytes_per_parameter",
+    )
+    for name in (*later, "fp8_gather_bytes_per_parameter"):
+        del traits[name]
     profile = experiment.profile
     record = {
         "model": {
@@ -120,6 +129,7 @@ def _link(link: Link) -> dict[str, float]:
     figures = asdict(link)
     if link.collective_latency_s is None:
         del figures["collective_latency_s"]
-    if not link.rates:
-        del figures["rates"]
+    for name in ("rates", "fabric", "board", "assumed"):
+        if not figures[name]:
+            del figures[name]
     return figures

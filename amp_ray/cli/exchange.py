@@ -14,15 +14,18 @@ from amp_ray.cli.options import (
     STDOUT,
     cost_model_option,
     experiment_argument,
+    file_argument,
     file_option,
     hostfile_option,
     output_option,
+    set_option,
     verbose_option,
 )
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
-from amp_ray.errors import InputError, NotFeasibleError, Where, placed
+from amp_ray.errors import InputError, NotFeasibleError, Where, placed, shown
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.configs import accelerate_config, nanotron_config
 from amp_ray.exports.megatron import bridge_overrides, megatron_script
@@ -34,10 +37,15 @@ from amp_ray.exports.trace import trace
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profiles.metis import SUFFIX
+from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_test
+from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, RANGES, read_trace, trace_folder
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
+from amp_ray.runtime.profile.links import links_of_tests, links_yaml
+from amp_ray.runtime.profile.parts import load_unprofiled
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
+from amp_ray.trials.profile.tables import model_text
 from amp_ray.units import counted
 
 _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
@@ -260,7 +268,7 @@ _COUNT = click.IntRange(min=1)
 
 @click.group(name="import")
 def import_files() -> None:
-    """Write an experiment file from the input files of another planner."""
+    """Read what other programs wrote: planners' input files, traces and logs of your runs."""
 
 
 @import_files.command()
@@ -321,6 +329,123 @@ def metis(
     for note in imported.notes:
         click.echo(f"amp-ray: {note}", err=True)
     click.echo(f"{output}: plan it with: amp-ray plan {output}")
+
+
+@import_files.command(name="trace")
+@file_argument("traces", metavar="TRACE.json...", nargs=-1, required=True)
+@file_option(
+    *("--experiment", "experiment_path"),
+    metavar="EXPERIMENT.yaml",
+    required=True,
+    help="Of the same model and precision.",
+)
+@set_option
+@click.option("--tp", type=_COUNT, multiple=True, default=(1,), help="Of each trace, or of all.")
+@click.option(
+    *("--micro-batch-size", "sizes"),
+    type=_COUNT,
+    multiple=True,
+    required=True,
+    help="Of each trace, or of all.",
+)
+@click.option("--device", metavar="NAME", help="One of the experiment; needed if it has several.")
+@click.option("--ranges", default=RANGES, show_default=True, help="Name of a layer's range.")
+@output_option("DIR", "Profile folder to write; new or empty.")
+@verbose_option
+def import_trace(
+    *,
+    traces: tuple[Path, ...],
+    experiment_path: Path,
+    changes: tuple[str, ...],
+    tp: tuple[int, ...],
+    sizes: tuple[int, ...],
+    device: str | None,
+    ranges: str,
+    output: Path,
+) -> None:
+    """Write a layer profile from traces of the PyTorch profiler, made in your own training run.
+
+    Each trace is of one tp and micro-batch size. Ranges of torch.profiler.record_function around
+    the entries of the model's list of layers, embedding first, say which kernels are a layer's.
+    """
+    experiment = load_unprofiled(experiment_path, changes)
+    device = _one_device(
+        device, [device_type.name for device_type in experiment.cluster.device_types]
+    )
+    of_tp = _for_each(tp, traces, "--tp")
+    keys = list(zip(of_tp, _for_each(sizes, traces, "--micro-batch-size"), strict=True))
+    if len(set(keys)) < len(keys):
+        raise InputError("two traces have the same tp and micro-batch size; give one of each")
+    read = {
+        key: read_trace(
+            read_text(path, MOST_CHARACTERS),
+            file=str(path),
+            num_layers=experiment.model.num_layers,
+            ranges=ranges,
+        )
+        for key, path in zip(keys, traces, strict=True)
+    }
+    files = trace_folder(
+        read,
+        device=device,
+        model=model_text(experiment.model),
+        precision=experiment.precision,
+    )
+    _make_empty(output)
+    for name, text in files.items():
+        write_output(output / name, text)
+    click.echo(f"{output}: plan with profile: {{source: table, path: {output}}}")
+
+
+def _one_device(name: str | None, names: list[str]) -> str:
+    """Return the device of the traces; refuse one that the experiment lacks."""
+    if name is None and len(names) == 1:
+        return names[0]
+    if name not in names:
+        word = "none" if name is None else shown(name)
+        raise InputError(f"--device: found {word}; expected {' or '.join(names)}")
+    return name
+
+
+def _for_each(values: tuple[int, ...], traces: tuple[Path, ...], option: str) -> tuple[int, ...]:
+    """Return one value for each trace."""
+    if len(values) not in {1, len(traces)}:
+        message = f"{option}: found {len(values)} values; expected one, or one for each trace"
+        raise InputError(message)
+    return values * len(traces) if len(values) == 1 else values
+
+
+@import_files.command("nccl-tests")
+@click.argument("logs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="LOG...")
+@click.option(
+    "--collective",
+    type=click.Choice(COLLECTIVES),
+    help="What the logs measured, if they do not say so (before nccl-tests 2.17).",
+)
+@output_option("LINKS.yaml", required=False)
+@verbose_option
+def nccl_tests(*, logs: tuple[Path, ...], collective: str | None, output: Path | None) -> None:
+    """Turn logs of nccl-tests into the keys of a node for its links.
+
+    A log is the output of all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf or
+    sendrecv_perf. Ranks on one host tell the link within a node, ranks on several hosts the
+    network. The keys go into the node's entry in cluster.nodes, without a protocol.
+    """
+    tests = [parse_nccl_test(read_text(log), file=str(log), collective=collective) for log in logs]
+    reports = links_of_tests(tests, Constants())
+    text = links_yaml(reports)
+    for report in reports:
+        place = "within a node" if report.place.scope == "intra" else "between nodes"
+        click.echo(
+            f"amp-ray: {place}: {report.gbit_per_s:.4g} Gbit/s, typical error of one rate and "
+            f"latency {100 * report.error_fraction:.0f} %",
+            err=True,
+        )
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_output(output, text)
+        click.echo(f"{output}: keys of an entry in cluster.nodes")
 
 
 def _path_from(folder: Path, profile: Path) -> str:

@@ -1,7 +1,7 @@
 """Data sheets of devices: memory and rates of an accelerator, and the shipped catalogue."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from amp_ray.units import GIB, GIGA, TERA, Precision, gib_to_bytes
 
@@ -17,8 +17,35 @@ _NO_FLASH_ATTENTION: Final = ("T4", "P100-16", "V100-16", "V100-32")
 """NVIDIA boards below compute capability 8.0, which FlashAttention-2 and cuDNN's fused attention
 need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTorch)."""
 
-_MEASURED: Final = ("T4", "V100-16", "A100-40", "A100-80", "H100", "B200", "B300", "GB200")
+_MEASURED: Final = (
+    *("T4", "V100-16", "A100-40", "A100-80", "H100", "H200", "B200", "B300", "GB200", "GB300"),
+)
 """Boards of the measurements in ``experiments/published``, which `make accuracy` compares."""
+
+
+_ATTENTION: Final = {
+    **dict.fromkeys(("A100-40", "A100-80"), (180, 180)),
+    "L40S": (183, 192),
+    **dict.fromkeys(("H100", "GH200"), (522, 659)),
+    "H200": (536, 701),
+    "B200": (720, 1175),
+    "B300": (1099, 1676),
+    "GB200": (838, 1423),
+    "GB300": (1199, 1894),
+}
+"""TFLOP/s of fused attention, forward and causal, with heads of up to 64 and of more elements: the
+rate in the limit of long sequences in ``experiments/published/kernels.csv``. A100 was measured with
+128 alone."""
+
+_SMALL_HEAD: Final = 64
+
+_AMPERE_INSTRUCTIONS: Final = ("A100-40", "A100-80", "L40S")
+"""Boards whose own instructions for half precision are those of Ampere (compute capability 8)."""
+
+FLASH_ATTENTION_2_ON_HOPPER: Final = 0.35
+"""Share of an H100's peak that FlashAttention-2 reaches with the instructions of Ampere (Shah et
+al., FlashAttention-3, arXiv:2407.08608, abstract). Newer boards run them as fast on each of their
+multiprocessors."""
 
 
 def is_cpu(name: str) -> bool:
@@ -88,6 +115,25 @@ class Device:
         """Whether FlashAttention-2 runs on it."""
         return self.name not in _NO_FLASH_ATTENTION
 
+    def attention_flops(self, head_size: int, *, native: bool) -> float | None:
+        """Return the rate of fused attention's forward pass in half precision.
+
+        Args:
+            head_size: Elements of a head's keys.
+            native: Whether the kernel uses the board's own instructions (cuDNN, FlashAttention-3),
+                not those of Ampere, as FlashAttention-2 does on every board.
+
+        Returns:
+            Floating-point operations per second; None where nothing was measured.
+        """
+        rates = _ATTENTION.get(self.name)
+        if rates is None:
+            return None
+        if native or self.name in _AMPERE_INSTRUCTIONS:
+            return TERA * rates[head_size > _SMALL_HEAD]
+        share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
+        return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
+
     @property
     def is_measured(self) -> bool:
         """Whether published measurements of it were compared with our times."""
@@ -98,6 +144,18 @@ class Device:
         """Rate that a long all-reduce within a node reaches."""
         rate = self.link_bytes_per_s
         return None if rate is None else self.link_fraction * rate
+
+    @property
+    def fabric(self) -> Literal["nvlink", "pcie"] | None:
+        """What joins boards in a node (Infinity Fabric counts as NVLink); None if unknown."""
+        if self.link_bytes_per_s is None:
+            return None
+        return "pcie" if self.link_bytes_per_s <= _FASTEST_PCIE else "nvlink"
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether NVSwitch joins its boards and can add up what they send, from Hopper on."""
+        return self.link_bytes_per_s is not None and self.link_fraction == _REACHED
 
     @property
     def rack_devices(self) -> int:
@@ -185,6 +243,8 @@ _LINKS: Final = {
 }
 """Boards by the total GB/s of their links in one direction, from the same data sheets; for NVLink
 and Infinity Fabric these state the sum of both directions."""
+
+_FASTEST_PCIE: Final = 63.0 * GIGA
 
 _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
 

@@ -23,7 +23,7 @@ from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.strategy import Strategy, all_bounds
-from amp_ray.units import BYTES_PER_ELEMENT, SECONDS_PER_HOUR
+from amp_ray.units import SECONDS_PER_HOUR
 
 _PASSES: Final = 3
 """Work of both passes in units of a forward pass: a backward pass is twice a forward pass."""
@@ -76,6 +76,7 @@ class Columns:
             *([SLOW_LINK.format(slow_links)] if slow_links else []),
             *([] if experiment.is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in experiment.model.shape.not_counted),
+            *experiment.model.shape.assumed,
             *remarks(experiment),
         )
 
@@ -189,7 +190,7 @@ class Columns:
         """Price the gradient rings of each stage, and the rings of a tied weight."""
         precision = self.experiment.precision
         per = self.experiment.traits.bytes_per_parameter(precision)
-        gathered = BYTES_PER_ELEMENT[precision] if stages.options[0].num_shards > 1 else 0
+        gathered = per.gathered if stages.options[0].num_shards > 1 else 0
         for stage, grid in enumerate(stages.grids):
             dp, tp = grid.shape
             parameters = float(weights(tp).of_stages(bounds, stages.pp)[stage])

@@ -86,6 +86,14 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change of recipe by which a strategy fits into memory."""
+
+    change: str  # in words: ``recompute full``, ``ZeRO 3 and gradients in bf16``
+    iteration_time_s: float  # with the change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The prediction for one strategy.
 
@@ -105,8 +113,10 @@ class Estimate:
         cost: Money for an iteration; None if prices are unknown.
         tokens_per_s: Tokens trained per second; None for a model without tokens.
         mfu: Model FLOPs utilisation: the model's operations as a share of the devices' peak rate.
-            Attention counts in full, repeated operations count once. None for a cost model that
+            Causal attention counts by halves, repeated operations once. None for a cost model that
             does not count operations.
+        remedies: Changes by which a strategy that does not fit would, the fastest first; empty
+            where they were not looked for.
     """
 
     strategy: Strategy
@@ -123,12 +133,26 @@ class Estimate:
     cost: Cost | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def tokens_per_s_per_device(self) -> float | None:
         """Tokens per second over the devices that the strategy uses."""
         total = self.tokens_per_s
         return None if total is None else total / len(self.strategy.placement)
+
+    @property
+    def remedies_text(self) -> str:
+        """Its remedies with what they add to the time; empty without any.
+
+        Text such as ``fits with ZeRO 3 (+2 %), recompute full (+31 %)``.
+        """
+        percent = 100 / self.iteration_time_s
+        each = (
+            f"{remedy.change} ({round(percent * remedy.iteration_time_s) - 100:+} %)"
+            for remedy in self.remedies
+        )
+        return f"fits with {', '.join(each)}" if self.remedies else ""
 
     @property
     def feasible(self) -> bool:

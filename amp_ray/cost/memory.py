@@ -35,8 +35,8 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_FP8
 
 CHECKPOINT_BUFFERS = 2
-"""With full recompute, the kept checkpoints already include a stage's input; at each end of the
-stage there is one buffer for a received tensor and one for a sent tensor."""
+"""With full recompute, or where outputs are freed, what is kept includes a stage's input; at
+each end of the stage there is one buffer for a received tensor and one for a sent tensor."""
 
 PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
 """Parts of a peak; activations, with message buffers, are the rest after all other parts."""
@@ -192,7 +192,7 @@ class MemoryModel:
             rank=layers.rank,
             optimizer=optimizer,
             traits=layers.traits,
-            per=layers.traits.bytes_per_parameter(layers.rank.precision),
+            per=_mean_bytes(layers),
             constants=constants,
         ).weighed()
 
@@ -275,7 +275,7 @@ class MemoryModel:
             temporary = max(temporary, float(rows.max(initial=0.0)))
         starts, ends = np.array(chunks).T
         entering, leaving = self.layers[3, starts], self.layers[3, ends]
-        if recompute.kind != "full":
+        if not self._keeps_ends_once:
             kept = kept + entering + leaving
             columns[2:4] = 1.0, 0.0
         states = chunks_in_flight(
@@ -309,34 +309,47 @@ class MemoryModel:
         stages = self._stages, self._part_stages
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
-    def most_blocks(self, limit_bytes: float, places: IntArray, num_again: int) -> IntArray:
+    def most_blocks(
+        self, limit_bytes: float, places: tuple[int, ...], num_again: int, *, by_chunk: bool = True
+    ) -> IntArray:
         """Return an upper bound on the equal blocks of each stage, whatever its other layers.
 
         Args:
             limit_bytes: Memory limit of a rank.
             places: Positions of these blocks in the chain.
             num_again: Most recomputed blocks of each stage.
+            by_chunk: Whether memory is that of `peak_of_chunks`, or as in `earliest_starts`.
 
         Returns:
             Shape ``(pp,)``; -1 where nothing fits.
         """
         candidate = self.candidate
-        chunks, batches = candidate.virtual_stages, candidate.num_micro_batches
-        numbers = len(places), num_again, chunks, batches
-        like = self._like_blocks(tuple(places.tolist()))
+        chunks = candidate.virtual_stages if by_chunk else 1
+        numbers = len(places), num_again, chunks, candidate.num_micro_batches
+        like = self._like_blocks(places)
         return most_like_blocks(self._stages, like, limit_bytes, numbers)
 
     @memoised
     def _like_blocks(self, positions: tuple[int, ...]) -> LikeBlocks:
         """Return the least memory of each of several equal blocks."""
-        both, places = (self.layers, self.plain), list(positions)
-        again, plain = (float(np.diff(rows[1])[places].min()) for rows in both)
+        places = np.array(positions)
+        after, counts = places + 1, self.block_counts
+        again, plain = (
+            float((rows[1, after] - rows[1, places]).min()) for rows in (self.layers, self.plain)
+        )
+        are_blocks = bool((counts[after] > counts[places]).all())
+        num_others = int(counts[-1]) - len(places) if are_blocks else len(counts)
+        recomputed = float(self.layers[2, places].min())
+        temporary = min(recomputed, float(self.plain[2, places].min()))
         return LikeBlocks(
             kept_again=again,
             kept=plain,
-            parameters=float(np.diff(self.layers[0])[places].min()),
-            temporary=min(float(rows[2, places].min()) for rows in both),
+            parameters=float((self.layers[0, after] - self.layers[0, places]).min()),
+            temporary=temporary,
+            temporary_again=temporary if num_others else recomputed,
             crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
+            num_others=num_others,
+            checkpoints=self.candidate.options.recompute.kind == "full",
         )
 
     @cached_property
@@ -372,14 +385,24 @@ class MemoryModel:
     def _part_stages(self) -> FloatArray:
         """Columns of `peak_with` for stages that do not recompute their last block."""
         columns = self._stages.copy()
-        columns[:, 3] = columns[:, 1]
+        if not self.traits.frees_outputs:
+            columns[:, 3] = columns[:, 1]
         return columns
+
+    @property
+    def _keeps_ends_once(self) -> bool:
+        """Whether micro-batches in flight keep no boundaries beside what their layers keep.
+
+        Checkpoints include a stage's input. Without recompute its first norm saves the received
+        tensor itself, and the runtime may free what it has sent.
+        """
+        return self.traits.frees_outputs or self.candidate.options.recompute.kind == "full"
 
     @cached_property
     def _stages(self) -> FloatArray:
         """Columns of `peak_with`, one row per stage."""
         traits, candidate, per = self.traits, self.candidate, self.per
-        full = candidate.options.recompute.kind == "full"
+        once = self._keeps_ends_once
         # From ZeRO-2 on a bucket has a layer's gradients, which `_whole_layers_bytes` counts.
         fills = candidate.options.zero.stage < SHARDED_GRADIENTS and (
             candidate.options.dp > 1 or traits.buckets_alone
@@ -392,8 +415,8 @@ class MemoryModel:
         columns[:, 1] = flying = in_flight(
             candidate.pp, candidate.num_micro_batches, candidate.virtual_stages, self.slice_share
         )
-        columns[:, 2] = CHECKPOINT_BUFFERS if full else flying + 1
-        columns[:, 3] = CHECKPOINT_BUFFERS if full else flying
+        columns[:, 2] = CHECKPOINT_BUFFERS if once else flying + 1
+        columns[:, 3] = CHECKPOINT_BUFFERS if once else flying
         columns[:, 4:6] = bucket, traits.bucket_elements
         columns[:, 6] = per.step / candidate.options.zero.shards(candidate.options.dp)
         columns[:, 7] = context
@@ -424,16 +447,26 @@ class MemoryModel:
         weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
             weights = width + width / shards
-        gradients = self._state_bytes(per, options) - weights - optimizer
+        gradients = self._kept_bytes(per, options) - weights - optimizer
+        weights += self._copy_bytes(options)
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
         """Return a rank's bytes of a parameter between micro-batches, copies in fp8 included."""
-        copies = 0.0
-        if self.rank.precision == "fp8":
-            share = self.weights.model.block_parameters / self.weights.model.num_parameters
-            copies = share * self.traits.fp8_bytes_per_parameter
-        return copies + self._kept_bytes(per, options)
+        return self._copy_bytes(options) + self._kept_bytes(per, options)
+
+    def _copy_bytes(self, options: StageOptions) -> float:
+        """Return a rank's bytes of a parameter's copies in fp8, beside the weight itself.
+
+        Beside weights in fp8 these are transposed copies, which are made anew of gathered weights
+        (Megatron-core, ``keep_fp8_transpose_cache``).
+        """
+        if self.rank.precision != "fp8":
+            return 0.0
+        copies = self.traits.fp8_bytes_per_parameter
+        if "primary" in self.traits.formats.kept:
+            copies = copies - BYTES_PER_FP8 if options.zero.stage < MOST_ZERO_STAGE else 0.0
+        return copies * _block_share(self.weights.model)
 
     def _kept_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
         """Return a rank's bytes of a parameter between micro-batches.
@@ -458,9 +491,9 @@ class MemoryModel:
     def _whole_layers_bytes(self, per: ParameterBytes) -> float:
         """Return the bytes of unsharded weights and gradients that live while layers run.
 
-        Two layers are gathered at a time, the running one and the next one; or all layers, if
-        weights stay until the backward pass. The gradients of one layer are computed while those of
-        another are reduced.
+        Two layers are gathered at a time, the running one and the next one, or as many as the
+        runtime gathers ahead; or all layers, if weights stay until the backward pass. The gradients
+        of one layer are computed while those of another, or of as many as may wait, are reduced.
         """
         zero = self.candidate.options.zero
         if zero.stage < SHARDED_GRADIENTS:
@@ -470,6 +503,9 @@ class MemoryModel:
         gradients = largest / 2 * (per.weight + per.gradient)
         if self.candidate.pp > 1:
             return gradients
+        waiting = min(self.traits.waiting_elements, float(held.sum()))
+        gradients += max(0.0, waiting - largest / 2) * per.gradient
+        largest = max(largest, largest / 2 + waiting / 2)
         frees = self.traits.gathers_every_pass and zero.stage == SHARDED_GRADIENTS
         if zero.keeps_weights or frees:
             return gradients + float(held.sum()) * per.weight
@@ -491,6 +527,22 @@ class MemoryModel:
         tied = self.weights.tied
         columns = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
         return np.array(columns, dtype=np.float64)
+
+
+def _mean_bytes(layers: LayerMemory) -> ParameterBytes:
+    """Return the bytes of a parameter; weights of blocks may be in fp8 alone, all others are not.
+
+    The mean over the model counts for all of its stages.
+    """
+    per = layers.traits.bytes_per_parameter(layers.rank.precision)
+    if "primary" not in layers.traits.formats.kept:
+        return per
+    less = _block_share(layers.model) * (per.weight - BYTES_PER_FP8)
+    return replace(per, kept=per.kept - less, weight=per.weight - less)
+
+
+def _block_share(model: Model) -> float:
+    return model.block_parameters / model.num_parameters
 
 
 def _largest_within(values: FloatArray) -> FloatArray:
@@ -556,19 +608,19 @@ class StageMemory:
     def _chunks(self, stage: int, bounds: tuple[int, ...]) -> Sequence[tuple[int, int]]:
         return list(pairwise(bounds))[stage :: len(self.needs)]
 
-    def most_blocks(self, places: IntArray, num_again: int) -> int:
-        """Return an upper bound on the equal blocks of all stages together.
+    def most_blocks(self, places: tuple[int, ...], num_again: int, scale: float = 1.0) -> int:
+        """Return an upper bound on the equal blocks of all stages that `earliest_starts` allows.
 
-        Arguments as of `MemoryModel.most_blocks`.
+        Arguments as of `MemoryModel.most_blocks`; ``scale`` multiplies every device's memory.
         """
-        most: dict[tuple[MemoryModel, int], IntArray] = {}
+        most: dict[tuple[MemoryModel, float], IntArray] = {}
         number = 0
         for stage, needs in enumerate(self.needs):
             rooms = []
             for memory, device in needs:
-                key = memory, device.memory_bytes
+                key = memory, scale * device.memory_bytes
                 if key not in most:
-                    most[key] = memory.most_blocks(device.memory_bytes, places, num_again)
+                    most[key] = memory.most_blocks(key[1], places, num_again, by_chunk=False)
                 rooms.append(int(most[key][stage]))
             number += min(rooms)
         return number

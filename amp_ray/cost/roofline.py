@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.models.blocks import OLDER_ATTENTION_RATE
+from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, OLDER_ATTENTION_RATE
 from amp_ray.models.operator import Elementwise, Gemm, Operator
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
@@ -31,6 +31,10 @@ FUSED_BACKWARD_PRODUCTS: Final = 2.5
 """Products in the backward pass of fused attention per product in its forward pass: it recomputes
 the scores, so it has five products for two."""
 
+FUSED_BACKWARD_RATE: Final = 63 / 73
+"""Rate of these products in the backward pass relative to the forward pass: FlashAttention-2
+reaches up to 63 and 73 % of an A100's peak (Dao, arXiv:2307.08691, section 4.1)."""
+
 CAST_BYTES: Final = 4
 """Traffic of casting an element for products in 8-bit floats: read in bf16, written twice, as it is
 and transposed, since those products want both operands along the inner dimension (Transformer
@@ -52,6 +56,7 @@ class Rank:
     sequence_parallel: bool = False
     # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
     collective_host_s: float = 0.0
+    on_tensor_cores: bool = True  # whether products may run there; see `off_tensor_cores`
 
     @classmethod
     def of(
@@ -72,18 +77,14 @@ class Rank:
         return BYTES_PER_ELEMENT[self.precision]
 
     @property
-    def off_tensor_cores(self) -> "Rank":
-        """This rank, for operands that do not begin at multiples of 16 bytes (odd head sizes).
+    def off_tensor_cores(self) -> Self:
+        """This rank, for operands whose rows begin at no multiples of 16 bytes (odd head sizes).
 
         Tensor cores cannot read such operands, so the units of single precision compute the
         product, two numbers in half precision at a time (NVIDIA, Matrix Multiplication Background,
         section 3.3; V100 data sheet: 31.4 and 15.7 TFLOP/s).
         """
-        device = self.device
-        if device.fp32_flops is None or self.precision == "fp32":
-            return self
-        slow = min(HALVES * device.fp32_flops, device.peak_flops(self.precision))
-        return replace(self, device=replace(device, fp16_flops=slow, bf16_flops=slow))
+        return replace(self, on_tensor_cores=False)
 
     @property
     def beside_fp8(self) -> Self:
@@ -209,10 +210,12 @@ def gemm_s(
     device, width = rank.device, rank.bytes_per_element
     operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
     rate = product_rate(rank, rank.precision, constants)
+    limit = rate if rank.on_tensor_cores else min(rate, vector_rate(rank, constants))
     busy_s = busiest_s(
         (rows, columns, inner, batch),
         device.num_multiprocessors,
         rate / device.num_multiprocessors,
+        limit / device.num_multiprocessors,
     )
     bandwidth = device.memory_bytes_per_s * constants.memory_efficiency
     written = width * batch * rows * columns
@@ -222,14 +225,21 @@ def gemm_s(
 
 @lru_cache(maxsize=4096)
 def busiest_s(
-    shape: tuple[float, float, float, float], num_multiprocessors: int, rate: float
+    shape: tuple[float, float, float, float],
+    num_multiprocessors: int,
+    rate: float,
+    limit: float = inf,
 ) -> float:
     """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
+
+    Small tiles are slower because more operands are delivered per operation. Units slower than
+    tensor cores need fewer operands per second, so their rate limits large tiles only.
 
     Args:
         shape: Rows, columns, inner dimension and number of products.
         num_multiprocessors: Multiprocessors of the device.
-        rate: Floating-point operations per second of a multiprocessor.
+        rate: Floating-point operations per second of a multiprocessor, in the largest tile.
+        limit: The rate of the units that compute the product, if slower.
     """
     rows, columns, inner, batch = shape
     most_splits, least_inner = SPLIT
@@ -242,7 +252,8 @@ def busiest_s(
             steps = waves * inner
         else:
             steps = inner / min(1 / waves, most_splits, max(1.0, inner / least_inner))
-        least_s = min(least_s, 2.0 * tile_rows * tile_columns * steps / (rate * share))
+        tile_s = 2.0 * tile_rows * tile_columns * steps / min(rate * share, limit)
+        least_s = min(least_s, tile_s)
     return least_s
 
 
@@ -277,20 +288,35 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         constants,
     )
     if op.flops:
-        fraction = op.rate_fraction
-        if not rank.device.has_flash_attention:
-            fraction = min(fraction, OLDER_ATTENTION_RATE)
-        rate = fraction * product_rate(rank, rank.beside_fp8.precision, constants)
-        busy_s = samples * op.flops / rate
+        busy_s = samples * op.flops / attention_rate(op, rank.beside_fp8, constants)
         forward_s = max(forward_s, busy_s)
-        backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS * busy_s)
+        backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS / FUSED_BACKWARD_RATE * busy_s)
     return Phases(forward_s=forward_s, backward_s=backward_s)
+
+
+def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
+    """Return the forward rate of fused attention, in floating-point operations per second."""
+    device, fraction = rank.device, op.rate_fraction
+    measured = device.attention_flops(op.head_size, native=op.native)
+    if measured is not None and rank.precision != "fp32":
+        return measured * fraction / FLASH_ATTENTION_2_RATE * constants.gemm_scale
+    if not device.has_flash_attention:
+        fraction = min(fraction, OLDER_ATTENTION_RATE)
+    return fraction * product_rate(rank, rank.precision, constants)
 
 
 def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
     """Return the rate of matrix products in full tiles, in floating-point operations per second."""
     device = rank.device
     return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
+
+
+def vector_rate(rank: Rank, constants: Constants) -> float:
+    """Return the rate of products off the tensor cores, in floating-point operations per second."""
+    device = rank.device
+    if device.fp32_flops is None or rank.precision == "fp32":
+        return inf
+    return HALVES * device.fp32_flops * device.gemm_fraction * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

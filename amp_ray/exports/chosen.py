@@ -100,6 +100,7 @@ def settings_of(chosen: Chosen, program: str, supported: Collection[str]) -> dic
         "shard_ranks": strategy.zero.shard_ranks,
         "keeps_weights": strategy.zero.keeps_weights,
         **options.others,
+        **experiment.traits.formats.kept,
     }
     wrong = [
         f"{name} {value}"

@@ -38,7 +38,7 @@ def nanotron_config(chosen: Chosen) -> Export:
     """
     check_family(chosen, "nanotron", ("llama",))
     settings = settings_of(
-        chosen, "nanotron", ("tp", "pp", "dp", "sequence_parallel", "zero_stage")
+        chosen, "nanotron", ("tp", "pp", "dp", "sequence_parallel", "zero_stage", "gradients")
     )
     check_even(chosen, "nanotron")
     if settings["precision"] not in _NANOTRON_DTYPES:
@@ -93,7 +93,8 @@ def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
         },
         "optimizer": {
             "zero_stage": settings["zero_stage"],
-            "accumulate_grad_in_fp32": chosen.experiment.traits.accumulates_bf16_in_fp32,
+            "accumulate_grad_in_fp32": chosen.experiment.traits.accumulates_bf16_in_fp32
+            and "gradients" not in chosen.experiment.traits.formats.kept,
             **_OPTIMIZER,
         },
         "tokenizer": {"tokenizer_name_or_path": None},

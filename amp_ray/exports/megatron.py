@@ -16,11 +16,11 @@ from amp_ray.exports.scripts import END, header, host_notes, torchrun_script, wo
 from amp_ray.models.model import Model, ModelShape
 from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
-from amp_ray.trials.own_program.megatron_flags import strategy_flags
+from amp_ray.trials.own_program.megatron_flags import DTYPE_FLAGS, strategy_flags
 
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
-    *("virtual_stages", "zero_stage", "shard_ranks"),
+    *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
 )
 _VERSION: Final = "For Megatron-LM with megatron-core 0.16"
 _SCRIPT: Final = "pretrain_gpt.py"
@@ -71,6 +71,7 @@ _PLACES: Final = {
     "num-layers-per-virtual-pipeline-stage": "",
     "bf16": "mixed_precision=bf16_mixed",
     "fp16": "mixed_precision=fp16_mixed",
+    **dict.fromkeys(("grad-reduce-in-bf16", "use-precision-aware-optimizer", *DTYPE_FLAGS), ""),
 }
 """Overrides by flag, if not ``model.`` and the flag's name; empty if another key has the value."""
 
@@ -164,7 +165,9 @@ def bridge_overrides(chosen: Chosen) -> Export:
         else f"megatron.bridge.recipes.llama.{named} has a model of these sizes: set RECIPE to a "
         "script that trains by it"
     )
-    notes = (*notes, recipe, *host_notes(chosen, "Megatron-Bridge"))
+    kept = chosen.experiment.traits.formats.kept
+    formats = [_KEPT_IN_RECIPES[key].format(name) for key, name in kept.items()]
+    notes = (*notes, *formats, recipe, *host_notes(chosen, "Megatron-Bridge"))
     head = header(
         chosen,
         "For Megatron-Bridge 0.3.1: overrides. Start it once per rank, by srun or by torchrun:",
@@ -247,6 +250,13 @@ def pairs_of(words: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
+_KEPT_IN_RECIPES: Final = {
+    "gradients": "gradients in {}: the recipe's MixedPrecisionConfig has grad_reduce_in_fp32=False",
+    "moments": "moments in {}: the recipe's optimizer has use_precision_aware_optimizer=True and "
+    "this exp_avg_dtype, exp_avg_sq_dtype",
+}
+"""Notes on formats that a recipe of Megatron-Bridge sets in Python, as types of torch."""
+
 _NORM_MOVES: Final = "the final norm goes with the head, to the last stage"
 
 _STRATEGY: Final = {
@@ -288,6 +298,7 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     precisions = [name for name in ("bf16", "fp16") if name in flags]
     if "fp8-format" in flags or precisions:
         record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
+    record |= _formats(flags)
     record["recompute"] = parse_recompute(_recompute(flags)).to_json()
     if "sequence-parallel" in flags and record["tp"] > 1:
         record["sequence_parallel"] = True
@@ -309,6 +320,16 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     is_usual = number > 1 and bounds == list(chunk_bounds(model, stages, number))
     record["bounds"] = stages if is_usual else bounds
     return record
+
+
+def _formats(flags: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys of the mapping ``precision`` that the flags set."""
+    switches = {
+        "grad-reduce-in-bf16": ("gradients", "bf16"),
+        "fp8-param-gather": ("primary", "fp8"),
+        "use-precision-aware-optimizer": ("moments", flags.get("exp-avg-dtype", "fp32")),
+    }
+    return dict(keyed for flag, keyed in switches.items() if flag in flags)
 
 
 def _count(flags: Mapping[str, str], flag: str) -> int:

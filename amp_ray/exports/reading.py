@@ -298,6 +298,14 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
             raise ValueError(
                 f"{name} is {value}; the experiment has {expected}: add --set {name}={value}"
             )
+    for name in ("gradients", "moments", "primary"):
+        expected = experiment.traits.formats.kept.get(name)
+        value = record.pop(name, None)
+        if value not in {None, "fp32", expected}:
+            raise ValueError(
+                f"{name} in {value}; the experiment has {expected or 'the usual'}: set "
+                f"'precision: {{compute: {experiment.precision}, {name}: {value}}}'"
+            )
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))

@@ -54,7 +54,10 @@ Chunks = Annotated[_Auto | Annotated[Ascending, Tag("list")], by_type(str, "word
 DEGREES: Final = ("tp", "pp", "dp")
 """The dimensions of a grid, which published planners search."""
 
-DIMENSIONS: Final = (*DEGREES, "cp", "ep", "zero_stage", "recompute", "virtual_stages")
+DIMENSIONS: Final = (
+    *(*DEGREES, "cp", "ep", "zero_stage", "recompute", "virtual_stages"),
+    "sequence_parallel",
+)
 """The dimensions that `Experiment.only` can leave out of a search, by their keys."""
 
 _LEAST_CONTEXT: Final = 4096
@@ -80,7 +83,7 @@ class SearchLimits:
     min_tp: Count = 1
     """Smallest tensor parallel degree."""
     max_tp: Count | None = None
-    """Largest tensor parallel degree. Default: the slots of a node."""
+    """Largest tensor parallel degree. Default: the devices of a node or rack."""
     max_pp: Count | None = None
     """Largest pipeline parallel degree."""
     max_dp: Count | None = None
@@ -97,7 +100,7 @@ class SearchLimits:
     micro_batch_sizes: Ascending | None = None
     """Sizes to try, per data-parallel rank. Default: all that divide."""
     tp_across_nodes: Flag = False
-    """Whether a tensor-parallel group may span nodes."""
+    """Whether a tensor-parallel group may span nodes that no rack joins."""
     launchable: Flag = False
     """Whether to plan only strategies that the runtime can launch: then `heterogeneous` means
     `placement`, unless the runtime is `torch`. `plan --launchable` sets it, `tune` always does."""
@@ -294,7 +297,8 @@ class Experiment:
 
     Args:
         global_batch_size: Samples per optimizer step.
-        sequence_parallel: Whether tensor-parallel ranks also divide tokens, where they can.
+        sequence_parallel: Whether tensor-parallel ranks also divide tokens, where they can;
+            ``auto`` if they do because the file leaves it open.
         planner: Planner of commands that name none.
         tokens: Total number of tokens to train on, if the file states it.
         uncertainty: Uncertainty of the constants after a calibration; None means the priors.
@@ -322,7 +326,7 @@ class Experiment:
     global_batch_size: int
     limits: SearchLimits
     trials: TrialSettings
-    sequence_parallel: bool = False
+    sequence_parallel: bool | Literal["auto"] = False
     objective: Objective = "time"
     tokens: float | None = None
     uncertainty: Uncertainty | None = None
@@ -401,6 +405,9 @@ class Experiment:
             recompute=NO_RECOMPUTE
             if self.recompute == AUTO and "recompute" not in dimensions
             else self.recompute,
+            sequence_parallel=self.sequence_parallel is True
+            if "sequence_parallel" not in dimensions
+            else self.sequence_parallel,
         )
 
     @property
@@ -423,6 +430,7 @@ class Experiment:
         """Return the settings, besides traits, that constants of the cost model depend on."""
         return {
             "precision": self.precision,
+            **self.traits.formats.kept,
             "optimizer": self.optimizer,
             "zero_stage": self.zero_stage,
         }

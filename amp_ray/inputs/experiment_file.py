@@ -41,7 +41,7 @@ from amp_ray.inputs.section import (
 from amp_ray.inputs.yaml_text import Document, SourceLines
 from amp_ray.models.families import build_model
 from amp_ray.models.model import Model
-from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits, kernels_of
+from amp_ray.runtimes.traits import RUNTIMES, Formats, RuntimeTraits, kernels_of
 from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, zero_of
 from amp_ray.units import Precision
@@ -81,10 +81,14 @@ class ExperimentFile(Section):
     """[Where it is trained](#cluster). Default: needed."""
     profile: ProfileSection = ProfileSection()
     """[Where layer times come from](#profile)."""
-    precision: Precision = "fp16"
+    precision: Annotated[
+        Annotated[Precision, Tag("word")] | Annotated[Formats, Tag("mapping")],
+        by_type(dict | Formats, "mapping", "word"),
+    ] = "fp16"
     """Precision of weights and activations; every device of the cluster must support it. `fp8`:
     products of linear layers in blocks run in 8-bit floats; all other work, and all that is kept,
-    is bf16, as in Transformer Engine; for runtimes that support it (`megatron-core`, `torch`)."""
+    is bf16, as in Transformer Engine; for runtimes that support it (`megatron-core`, `torch`). As a
+    mapping also [what is kept in which format](#precision)."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """Optimizer, which decides the state kept and updated per parameter."""
     zero_stage: ZeroStage | None = None
@@ -223,12 +227,20 @@ class _Builder:
                 chosen[name] = _trait(traits, name, value)
         mistakes.check()
         with document.at("traits"):
-            return replace(traits, **chosen)
+            traits = replace(traits, **chosen)
+        document.refuse(traits.why_no_formats(self._formats), "precision")
+        return traits.with_formats(self._formats)
+
+    @cached_property
+    def _formats(self) -> Formats:
+        """Precision of training, and what is kept in narrower formats than usual."""
+        chosen = self._checked.precision
+        return chosen if isinstance(chosen, Formats) else Formats(compute=chosen)
 
     @cached_property
     def precision(self) -> Precision:
         """Precision of training; the runtime must support it."""
-        chosen = self._checked.precision
+        chosen = self._formats.compute
         self._document.refuse(self.traits.why_no_precision(chosen), "precision")
         return chosen
 
@@ -239,7 +251,9 @@ class _Builder:
         shard_ranks, reshard = checked.shard_ranks, checked.reshard_after_forward
         stage = "auto" if checked.zero_stage is None else checked.zero_stage
         if stage != "auto" and not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+            kept = ", ".join(f"{name} {key}" for key, name in traits.formats.kept.items())
             message = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+            message += f" if it keeps {kept}" if kept else ""
             document.refuse(f"found {stage}; {message}", "zero_stage")
         space = checked.search.space
         if checked.zero_stage is None and space == "operator":
@@ -262,8 +276,8 @@ class _Builder:
         return stage
 
     @cached_property
-    def sequence_parallel(self) -> bool:
-        """Whether tensor-parallel ranks also divide tokens."""
+    def sequence_parallel(self) -> bool | Literal["auto"]:
+        """Whether tensor-parallel ranks also divide tokens; ``auto`` if the file leaves it open."""
         checked = self._checked
         chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
         space = checked.search.space
@@ -272,7 +286,8 @@ class _Builder:
         if chosen is not True:
             may = may and not checked.search.token_slices
             has_grids = is_grid or space == "heterogeneous"  # plans of a grid exist beside others
-            return chosen == "auto" and may and has_grids and has_tokens
+            is_open = chosen == "auto" and may and has_grids and has_tokens
+            return "auto" if is_open else False
         reason = None
         if not may:
             able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]
@@ -329,7 +344,7 @@ class _Builder:
         hostfile = self._checked.cluster.hostfile
         text = self._text(hostfile, "cluster", "hostfile")
         checked = self._checked
-        whole = build_cluster(self._document, checked.cluster, checked.precision, text)
+        whole = build_cluster(self._document, checked.cluster, self._formats.compute, text)
         return _split_hosts(self._document, whole, checked.trials.host_groups)
 
     @cached_property
@@ -362,7 +377,7 @@ class _Builder:
     def profile(self) -> Profile:
         """The source of layer times."""
         model, (cluster, _), section = self.model, self.hosts, self._checked.profile
-        precision = self._checked.precision
+        precision = self._formats.compute
         _check_profiled(self._document, section)
         if section.source == "analytic" and section.path is None:
             return ANALYTIC
@@ -438,7 +453,7 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
     """Return a trait's new value; refuse a type other than that of the runtime's value."""
     names = [trait.name for trait in fields(traits)]
-    numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple)]
+    numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple | Formats)]
     if name not in numbers:
         raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
     default = getattr(traits, name)

@@ -40,6 +40,7 @@ class Kernels:
 
     fused_attention: bool = False  # whether all of attention between the projections is one kernel
     attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
+    native_attention: bool = False  # whether it uses the board's own instructions
     dropout: bool = True
     # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
@@ -497,6 +498,8 @@ def _fused_attention(width: Width) -> Elementwise:
         backward_elements=2 * streams + 2 * read + ADDED_PER_STEP * (steps - 1) * stream,
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
         rate_fraction=width.attention_rate,
+        head_size=width.head_size,
+        native=width.native_attention,
         num_kernels=steps,
         sharded=width.shards_heads,
         context_elements=key_values if width.cp > 1 else 0.0,

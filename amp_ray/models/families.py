@@ -92,7 +92,7 @@ def build_model(
         _check_heads(shape)
     padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
     build = builders[shape.family]
-    plain = build(shape, layer_list, UNFUSED)
+    plain = build(shape, layer_list, replace(UNFUSED, fused_attention=True))
     return Model(
         name=shape.family,
         shape=shape,
@@ -537,6 +537,7 @@ def transgan_layers(
                     _level_width(shape, level, published=published),
                     fused_attention=fused,
                     attention_rate=kernels.attention_rate,
+                    native_attention=kernels.native_attention,
                 ),
                 name=f"block-{level}",
                 dropout=False,

@@ -84,6 +84,8 @@ class Elementwise:
     backward_elements: float  # the same in the backward pass
     flops: float = 0.0  # operations of matrix units in the forward pass, per sample
     rate_fraction: float = 1.0  # their rate relative to matrix products
+    head_size: int = 0  # of fused attention, whose rate on some boards was measured
+    native: bool = False  # whether attention uses the board's own instructions
     num_kernels: int = 1  # kernels that are launched in the forward pass
     sharded: bool = False  # whether tensor parallelism divides the work
     sharded_parameters: int = 0  # parameters divided by tp (a vocabulary-parallel table)

@@ -12,11 +12,18 @@ from rich.text import Text
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
 from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, options_text
-from amp_ray.search.ranking import RISKY_PROBABILITY, Ranking, first_reason, is_risky, reasons_text
+from amp_ray.search.ranking import (
+    Ranking,
+    first_reason,
+    is_risky,
+    plainest_text,
+    reasons_text,
+)
 from amp_ray.search.replan import Moves
 from amp_ray.search.rows import training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
@@ -148,8 +155,10 @@ class ResultsTable:
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or the reason of a failure."""
         if isinstance(result, Infeasible) or not result.feasible:
+            remedies = result.remedies_text if isinstance(result, Estimate) else ""
             shown = options_text(result, self.experiment)
-            return wrap(str(first_reason(result)), room) + wrap(shown, room)
+            lines = wrap(str(first_reason(result)), room) + wrap(shown, room)
+            return lines + (phrase_lines(remedies, room) if remedies else [])
         marks = [self._marks[text] for text in result.warnings if text in self._marks]
         cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
         lines = phrase_lines(
@@ -206,6 +215,8 @@ class ResultsTable:
             yield from phrase_lines(f"bounds count layers: {layers}", width)
         if _EVEN in cuts:
             yield f"{_EVEN}: stages have equal numbers of blocks"
+        if any(map(_mfu, self._estimates)) and self.experiment.model.shape.is_causal:
+            yield "MFU: causal attention counts by halves"
         if self._has_places:
             yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
         if any(_is_split(result) for result in self.results):
@@ -351,9 +362,21 @@ def _ties_text(ranking: Ranking) -> str:
     return f"= the first {num_tied} are ties, closer than the model can tell apart"
 
 
+def _near_lines(ranking: Ranking) -> Iterator[str]:
+    """Explain rows that are ordered by plainness instead of time."""
+    near = ranking.results[: ranking.num_near]
+    times_s = [result.iteration_time_s for result in near if isinstance(result, Estimate)]
+    if plainest_text(ranking):
+        yield f"# 1: {plainest_text(ranking)}, {figure_text(min(times_s))} s"
+    elif times_s != sorted(times_s):
+        percent = 100 * ranking.near_fraction
+        yield f"the first {len(near)}, within {percent:.2g} % of the fastest: the plainest first"
+
+
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return remarks on ties, on rows not shown, and on reasons of infeasible rows."""
     notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
+    notes += [Text(line) for line in _near_lines(ranking)]
     if ranking.num_front:
         first = counted(ranking.num_front, "strategy", "strategies")
         notes.append(Text(f"the first {first}: no other is both faster and cheaper"))

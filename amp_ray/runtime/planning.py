@@ -19,7 +19,7 @@ from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_pl
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.replan import Moves, Replanner
 from amp_ray.search.rows import SCHEMA, ranking_rows
-from amp_ray.search.run import NUM_INTERVALS, run_search
+from amp_ray.search.run import NUM_INTERVALS, run_search, with_remedies
 from amp_ray.search.space import searched_dimensions
 from amp_ray.strategies.strategy import Strategy
 
@@ -36,6 +36,7 @@ class Planned:
 
     def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
         """Return the object of ``plan --json``; ``num_rows`` None lists every candidate."""
+        fastest = self.ranking.fastest
         return {
             "schema": SCHEMA,
             "experiment": self.experiment.name,
@@ -47,6 +48,7 @@ class Planned:
             "num_left_out": self.ranking.num_left_out,
             "search_s": self.search_s,
             "lower_bound_s": self.ranking.lower_bound_s,
+            "fastest_s": None if fastest is None else fastest.iteration_time_s,
             "ranking": ranking_rows(self.ranking, self.experiment, self.planner, num_rows=num_rows),
         }
 
@@ -91,6 +93,9 @@ def plan_experiment(
     if planner.traits.has_constants:
         num_shown = min(num_rows or NUM_INTERVALS, NUM_INTERVALS)
         ranking = rank_with_intervals(experiment, ranking, num_shown)
+        if num_rows is None:
+            results = with_remedies(experiment, ranking.results)
+            ranking = replace(ranking, results=tuple(results))
     return Planned(
         experiment=experiment,
         cost_model=choice.name,

@@ -5,13 +5,14 @@ They are input to the cost model, which never asks for a runtime by name.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter
+from pydantic import dataclasses as checked
 
 from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, Kernels
 from amp_ray.models.model import LayerList
@@ -24,10 +25,57 @@ from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 PartitionRule = Literal["exact", "even-blocks"]
 ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
+GradientFormat = Literal["fp32", "bf16"]
+MomentFormat = Literal["fp32", "bf16", "fp8", "int8"]
+KeptFormat = Literal[
+    "gradients bf16", "moments bf16", "moments fp8", "moments int8", "primary fp8", "master none"
+]
 
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warnings about strategies that cannot be launched."""
+
+
+@checked.dataclass(
+    frozen=True,
+    slots=True,
+    kw_only=True,
+    config=ConfigDict(extra="forbid", hide_input_in_errors=True),
+)
+class Formats:
+    """``precision`` as a mapping: the formats of what a rank computes with and keeps."""
+
+    compute: Precision = "bf16"
+    """Precision of weights and activations, as `precision` alone."""
+    gradients: GradientFormat | None = None
+    """Format in which gradients of micro-batches are added up and exchanged (Megatron-LM:
+    `--grad-reduce-in-bf16`). Default: the runtime's, mostly fp32."""
+    moments: MomentFormat | None = None
+    """Format of the optimizer's running averages (Megatron-LM: `--use-precision-aware-optimizer`
+    with `--exp-avg-dtype`); bf16 weights then need only the lower half of their single-precision
+    copies beside them. Default: fp32."""
+    primary: Literal["bf16", "fp8"] | None = None
+    """Format of the weights that products read: with `fp8` no bf16 weights exist beside those of
+    blocks, and updated weights are gathered in 8 bits (Megatron-LM: `--fp8-param-gather`). Default:
+    bf16."""
+    master: Literal["fp32", "none"] | None = None
+    """Whether single-precision copies of the weights are kept. Default: fp32."""
+
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """Its formats that are narrower than usual, by key."""
+        usual = {"gradients": "fp32", "moments": "fp32", "primary": "bf16", "master": "fp32"}
+        chosen = {key: getattr(self, key) for key in usual}
+        return {key: name for key, name in chosen.items() if name not in {None, usual[key]}}
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of a running average."""
+        return {"fp32": BYTES_PER_FP32, "bf16": HALF_BYTES}.get(self.moments or "fp32", 1)
+
+
+USUAL: Final = Formats()
+"""Formats of a training whose file does not set any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +98,11 @@ class RuntimeTraits:
     # Whether attention is one kernel also on boards without FlashAttention-2; else it is separate
     # kernels there
     fuses_older_attention: bool = False
-    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
+    # Its rate relative to matrix products, .7 for FlashAttention-2; where a board's attention was
+    # measured, only the ratio to FlashAttention-2 counts
+    attention_rate: float = FLASH_ATTENTION_2_RATE
+    # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
+    native_attention: bool = False
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
@@ -78,16 +130,31 @@ class RuntimeTraits:
     # Whether with tp > 1 each rank sends a 1/tp slice that is gathered
     sliced_activations: bool = False
     sliced_gradients: bool = False  # the same for gradients
+    # Whether activations are freed once they are sent to the next stage
+    frees_outputs: bool = False
     mask_bytes: float = 0.0  # bytes of an attention mask that each forward message carries
     # Whether gathers and scatters of sequence parallelism overlap with their products, piece by
     # piece (``--tp-comm-overlap``)
     overlaps_gathers: bool = False
+    has_pat: bool = (
+        False  # whether its NCCL has the algorithm PAT for gathers (2.23, of October 2024)
+    )
     # Whether a backward all-reduce overlaps with the weight gradient
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
-    fp8_bytes_per_parameter: float = 2.0  # weight copies that are kept for fp8
+    # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
+    # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
+    fp8_bytes_per_parameter: float = 2.0
+    # Message of the gather of updated fp8 weights; those with block scales (MXFP8) are gathered in
+    # bf16 and cast afterwards (Megatron-core, ``reuse_grad_buf_for_mxfp8_param_ag``)
+    fp8_gather_bytes_per_parameter: float = 1.0
+    # Formats beside its own that it can keep, as keys of ``precision`` with their value
+    keeps: tuple[KeptFormat, ...] = ()
+    formats: Formats = USUAL  # those of the experiment's ``precision``
+    # Single-precision copies of bf16 weights if moments are narrower; None if they stay as they are
+    remainder_bytes_per_parameter: float | None = None
     # How keys and values reach all ranks of a sequence: from neighbour to neighbour during
     # attention (``ring``), or all before attention (``all-gather``)
     context_parallel: ContextExchange = "none"
@@ -142,6 +209,9 @@ class RuntimeTraits:
     # Whether stage 2 frees its weights after the backward pass and gathers them for every
     # micro-batch (torch's SHARD_GRAD_OP), instead of once after the step
     gathers_every_pass: bool = False
+    # Gradients that may wait to be reduced from stage 2 on without a pipeline, if those of a layer
+    # are fewer; with stage 3 half as many weights are gathered ahead of the running layer
+    waiting_elements: float = 0.0
     # Whether ZeRO-1 reduces gradients only to the rank that updates them
     scatters_gradients: bool = False
     # Whether gradients are reduced during the last backward pass
@@ -284,6 +354,48 @@ class RuntimeTraits:
         able = ", ".join(name for name, traits in RUNTIMES.items() if traits.fp8)
         return f"runtime {self.name!r} does not train in fp8; runtimes that do: {able}"
 
+    def why_no_formats(self, formats: Formats) -> str | None:
+        """Say why the runtime cannot keep what a training keeps; None if it can."""
+        kept = formats.kept
+        for key, name in kept.items():
+            if f"{key} {name}" not in self.keeps:
+                able = [
+                    runtime
+                    for runtime, traits in RUNTIMES.items()
+                    if f"{key} {name}" in traits.keeps
+                ]
+                return (
+                    f"runtime {self.name!r} cannot keep {key} in {name}; runtimes that can: "
+                    f"{', '.join(able) or 'none'}"
+                )
+        if kept and formats.compute not in {"bf16", "fp8"}:
+            return f"{', '.join(kept)} with compute {formats.compute}: set compute bf16 or fp8"
+        if "primary" in kept and formats.compute != "fp8":
+            return f"primary weights in fp8 with compute {formats.compute}: set compute fp8"
+        return None
+
+    def with_formats(self, formats: Formats) -> Self:
+        """Return the traits of a training that keeps these formats.
+
+        Narrow moments and fp8 weights need optimizer states in shards (Megatron-LM,
+        ``--use-distributed-optimizer``).
+        """
+        if not formats.kept:
+            return self
+        sharded = formats.kept.keys() & {"moments", "primary"}
+        least = max(1, self.min_zero_stage) if sharded else self.min_zero_stage
+        return replace(self, formats=formats, min_zero_stage=least)
+
+    def optimizer(self, name: str) -> "Optimizer":
+        """Return an optimizer with the moments and gradients of the formats."""
+        kept = self.formats.kept
+        narrow = "gradients" in kept and "moments" in kept
+        return replace(
+            find_optimizer(name),
+            bytes_per_moment=self.formats.moment_bytes,
+            gradient_bytes=HALF_BYTES if narrow else BYTES_PER_FP32,
+        )
+
     def why_no_context(self, cp: int) -> str | None:
         """Say why the runtime cannot divide sequences over so many ranks; None if it can."""
         if cp == 1:
@@ -321,26 +433,53 @@ class RuntimeTraits:
         fused product reads and writes the sum instead of writing the gradient.
         """
         width, total = BYTES_PER_ELEMENT[precision], self._sum_bytes(precision)
+        kept_formats = self.formats.kept
         if self.fused_accumulation:
             kept, accumulation = width + total, 2 * total - width
         else:
             kept = 2 * width + (total if total > width else 0)
             accumulation = width + 2 * total
+        counts_anew = "gradients" in kept_formats
         return ParameterBytes(
-            kept=_set_or(self.kept_bytes_per_parameter, kept),
+            kept=kept if counts_anew else _set_or(self.kept_bytes_per_parameter, kept),
             weight=width,
+            gathered=self.fp8_gather_bytes_per_parameter if "primary" in kept_formats else width,
             total=total,
             accumulation=_set_or(self.accumulation_bytes_per_parameter, accumulation),
             gradient=max(width, _set_or(self.gradient_bytes_per_parameter, total)),
             tied=max(width, _set_or(self.tied_bytes_per_parameter, total)),
             bucket=self.bucket_bytes_per_element * width / HALF_BYTES,
             bucket_traffic=self.bucket_traffic_bytes_per_parameter * width / HALF_BYTES,
-            master=self.master_bytes_per_parameter if width == HALF_BYTES else 0.0,
+            master=self._master_bytes(precision),
             step=self.step_bytes_per_parameter if width == HALF_BYTES else 0.0,
-            step_traffic=self.step_traffic_bytes_per_parameter
+            step_traffic=self.step_traffic_bytes_per_parameter + self._narrow_traffic_bytes
             if width == HALF_BYTES
             else NORM_TRAFFIC_BYTES,
         )
+
+    def _master_bytes(self, precision: Precision) -> float:
+        """Return the memory of single-precision copies, which ZeRO-1 shards.
+
+        An optimizer with narrow moments updates bf16 weights in place and keeps the 16 bits that
+        they lack (Megatron-core, ``store_param_remainders``); of fp8 weights it keeps all 32.
+        """
+        if BYTES_PER_ELEMENT[precision] != HALF_BYTES or self.formats.master == "none":
+            return 0.0
+        narrow = "moments" in self.formats.kept and precision != "fp8"
+        rest = self.remainder_bytes_per_parameter if narrow else None
+        return _set_or(rest, self.master_bytes_per_parameter)
+
+    @property
+    def _narrow_traffic_bytes(self) -> float:
+        """Traffic of the step that gradients in bf16 add: they are cleared, and cast before it.
+
+        If moments are narrow, too, norm and clipping read and write them as they are, uncast.
+        """
+        kept = self.formats.kept
+        if "gradients" not in kept:
+            return 0.0
+        cleared = HALF_BYTES - BYTES_PER_FP32
+        return cleared + (3 * cleared if "moments" in kept else HALF_BYTES + BYTES_PER_FP32)
 
     def accumulates_alone(self, precision: Precision) -> bool:
         """Return whether the program itself adds each gradient to a wider sum of micro-batches."""
@@ -351,6 +490,8 @@ class RuntimeTraits:
 
     def _sum_bytes(self, precision: Precision) -> int:
         """Return the width in which the gradients of micro-batches are added up."""
+        if "gradients" in self.formats.kept:
+            return HALF_BYTES
         wide = {
             "fp16": self.accumulates_fp16_in_fp32,
             "bf16": self.accumulates_bf16_in_fp32,
@@ -376,6 +517,7 @@ class ParameterBytes:
 
     kept: float  # memory of the weight and its gradients between passes
     weight: float  # width of a weight that kernels read
+    gathered: float  # message of the gather of a block's updated weights
     total: float  # width of the sum of micro-batches' gradients
     accumulation: float  # traffic of adding one micro-batch's gradient
     gradient: float  # message of the data-parallel all-reduce
@@ -425,20 +567,22 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """Memory and traffic of an optimizer per parameter, all in single precision."""
+    """Memory and traffic of an optimizer per parameter, weights in single precision."""
 
     name: str
     num_moments: int  # running averages per parameter
+    bytes_per_moment: int = BYTES_PER_FP32
+    gradient_bytes: int = BYTES_PER_FP32  # of the gradient that the update reads
 
     @property
     def moment_bytes(self) -> int:
         """Memory of the moments; ZeRO-1 shards it over dp."""
-        return BYTES_PER_FP32 * self.num_moments
+        return self.bytes_per_moment * self.num_moments
 
     @property
     def update_traffic_bytes(self) -> int:
         """Traffic of the update: reads the gradient, reads and writes weight and moments."""
-        return BYTES_PER_FP32 * (1 + 2 * (1 + self.num_moments))
+        return self.gradient_bytes + 2 * (BYTES_PER_FP32 + self.moment_bytes)
 
 
 OPTIMIZERS: Final = MappingProxyType(

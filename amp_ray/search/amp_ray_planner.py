@@ -31,6 +31,7 @@ from amp_ray.search.placement import plan_listed, plan_placement, reorder, simpl
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
 from amp_ray.search.ranking import excess, is_risky, leader_order, why_none
 from amp_ray.search.recompute import with_recompute
+from amp_ray.search.remedies import Remedies
 from amp_ray.search.space import (
     candidates_of,
     group_zero_choices,
@@ -414,7 +415,8 @@ class AmpRayPlanner:
 
     def why_none(self, results: Sequence[Result]) -> str:
         """Explain why no result is feasible; name the closest strategy, and one that would fit."""
-        return why_none(results, self.roomiest()) + self._fits_with_recompute()
+        remedies = Remedies(experiment=self.experiment)
+        return why_none(results, self.roomiest(), remedies.add) + self._fits_with_recompute()
 
     def _fits_with_recompute(self) -> str:
         """Name a strategy that fits with ``recompute: auto``; return "" if none does."""

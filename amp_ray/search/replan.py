@@ -18,7 +18,6 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.search.ranking import Ranking, is_risky, speed
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32
@@ -93,7 +92,7 @@ class Replanner:
             assert isinstance(tied, Estimate)
             ties.append(self._moving_least(tied, score))
         ties.sort(key=lambda tie: (is_risky(tie), self.moves(tie.strategy).total_bytes))
-        return replace(ranking, results=(*ties, *ranking.results[len(ties) :]))
+        return replace(ranking, results=(*ties, *ranking.results[len(ties) :]), num_near=0)
 
     def moves(self, strategy: Strategy) -> Moves:
         """Return the state to move before a strategy can run."""
@@ -174,7 +173,8 @@ class Replanner:
         per = experiment.traits.bytes_per_parameter(experiment.precision)
         # Single-precision copies of gradients are no state: the next step recreates them.
         optimizer = (
-            min(per.master, BYTES_PER_FP32) + find_optimizer(experiment.optimizer).moment_bytes
+            min(per.master, BYTES_PER_FP32)
+            + experiment.traits.optimizer(experiment.optimizer).moment_bytes
         )
         counts = np.array(
             [

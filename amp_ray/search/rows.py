@@ -52,6 +52,10 @@ def row(
             "failure_probability": 1.0,
             "warnings": [],
         }
+    remedies = [
+        {"change": remedy.change, "iteration_time_s": remedy.iteration_time_s}
+        for remedy in result.remedies
+    ]
     return {
         "position": position,
         "strategy": strategy_to_json(result.strategy, experiment.cluster),
@@ -72,6 +76,7 @@ def row(
         "mfu": result.mfu,
         "training": training_needs(result, experiment.tokens),
         "warnings": list(result.warnings),
+        **({"remedies": remedies} if remedies else {}),
     }
 
 

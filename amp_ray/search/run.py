@@ -12,11 +12,15 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import Entry
 from amp_ray.search.candidate_queue import RowLimit
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice
-from amp_ray.search.ranking import Ranking, is_risky, rank
+from amp_ray.search.ranking import Ranking, is_risky, plainest_first, rank
+from amp_ray.search.remedies import Remedies
 from amp_ray.search.variants import plans_of_variants
 
 NUM_INTERVALS: Final = 20
 """Most rows that get an interval for their time: it costs a multiple of the search."""
+
+NUM_REMEDIES: Final = 3
+"""Most rows that do not fit for which changes are looked for: each takes some ten estimates."""
 
 Search = Callable[[Planner, Candidates], Ranking]
 """Function that plans candidates and ranks the results, in this process or on workers."""
@@ -48,7 +52,7 @@ def run_search(
     ranking = _with_variants(experiment, choice, ranking)
     if candidates.are_whole_space:
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
-    return planner, ranking
+    return planner, plainest_first(ranking)
 
 
 def _first_rows(
@@ -133,6 +137,16 @@ def _least_bound_s(ranking: Ranking) -> float | None:
     rows_s = [result.lower_bound_s for result in feasible if isinstance(result, Estimate)]
     bounds_s = [bound_s for bound_s in rows_s if bound_s is not None]
     return min(bounds_s, default=None) if len(bounds_s) == len(rows_s) else None
+
+
+def with_remedies(experiment: Experiment, results: Sequence[Result]) -> list[Result]:
+    """Return results of our cost model; the first that do not fit have their remedies."""
+    remedies, added, num_added = Remedies(experiment=experiment), list(results), 0
+    for index, result in enumerate(results):
+        if isinstance(result, Estimate) and not result.feasible and num_added < NUM_REMEDIES:
+            added[index] = remedies.add(result)
+            num_added += 1
+    return added
 
 
 def score_given(planner: Planner, entries: Sequence[Entry]) -> list[Result]:

@@ -88,7 +88,7 @@ def _of_table(name: str, *parts: Callable[[Published], Figures]) -> Callable[[So
 
 TIMED: Final = (
     *("vtrain", "bloom", "megatron"),
-    *("playbook", "llm_foundry", "simumax", "megatron_bridge", "megatron_bridge_gb"),
+    *("playbook", "llm_foundry", "simumax", "megatron_bridge", "megatron_bridge_gb", "mlperf"),
 )
 """Tables with times that are compared."""
 
@@ -209,6 +209,19 @@ SECTIONS: Final[Mapping[str, Section]] = {
             "megatron_bridge_gb",
             lambda table: today_jobs.time_figures(table.rows),
             lambda table: today_jobs.by_model(table.rows),
+            lambda table: today_jobs.refusals(table.rows),
+            today_jobs.not_expressible,
+        ),
+    ),
+    "mlperf": Section(
+        title="MLPerf training 4.1 and 5.0, 405B and 175B on H100, H200, GB200 (target: error 7 %, "
+        "memory 15 %, none refused)",
+        compute=_of_table(
+            "mlperf",
+            lambda table: today_jobs.time_figures(table.rows),
+            lambda table: {
+                "peaks": today_jobs.memory_figures(table.rows, "largest")["no measurement"]
+            },
             lambda table: today_jobs.refusals(table.rows),
             today_jobs.not_expressible,
         ),

@@ -35,6 +35,7 @@ LABELS: Final = (
 OFF: Final = MappingProxyType(
     {
         "sequence_parallel": "false",
+        "training": "pretrain",
         **dict.fromkeys(("virtual_stages", "cp", "ep"), "1"),
         **dict.fromkeys(("etp", "shard_ranks", "mtp_layers", "defer_embedding_wgrad"), ""),
     }

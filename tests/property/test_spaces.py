@@ -96,16 +96,16 @@ class Case:
 
 
 @st.composite
-def experiments(draw: st.DrawFn, sizes: tuple[int, ...]) -> Experiment:
+def experiments(draw: st.DrawFn, sizes: tuple[int, ...], *, racks: bool = False) -> Experiment:
     """Draw a small random cluster; hypothesis shrinks the number of devices and the seed."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return random_experiment(rng, draw(st.sampled_from(sizes)))
+    return random_experiment(rng, draw(st.sampled_from(sizes)), racks=racks and draw(st.booleans()))
 
 
 @st.composite
 def grids(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> Case:
     """Draw a candidate for all devices whose degrees divide the model."""
-    experiment = draw(experiments(sizes))
+    experiment = draw(experiments(sizes, racks=True))
     num_layers, heads = experiment.model.num_layers, experiment.model.shape.num_heads
     fitting = [
         candidate

@@ -21,7 +21,6 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profiles.metis import SUFFIX
 from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile, layer_groups
 from amp_ray.planners.metis2024.inputs import metis_cluster_files
-from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.units import BYTES_PER_ELEMENT, MIB, MILLISECONDS_PER_SECOND
 
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)
@@ -202,7 +201,9 @@ class _Counter:
         experiment = self.experiment
         layers = LayerMemory(model=experiment.model, rank=rank, traits=experiment.traits)
         per = experiment.traits.bytes_per_parameter(experiment.precision)
-        states = per.kept + per.master + find_optimizer(experiment.optimizer).moment_bytes
+        states = (
+            per.kept + per.master + experiment.traits.optimizer(experiment.optimizer).moment_bytes
+        )
         held = np.diff(Weights(model=experiment.model, tp=rank.tp).prefix)
         activations = [
             layers.kept_bytes(layer, "none") + layers.temporary_bytes(layer, "none")

@@ -1,6 +1,6 @@
 """Conversion of a strategy to arguments of Megatron-LM and Megatron-DeepSpeed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -19,6 +19,9 @@ _PRECISION_FLAGS: Final = {
     "bf16": ("--bf16",),
     "fp8": ("--bf16", "--fp8-format", "hybrid"),
 }
+
+DTYPE_FLAGS: Final = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype")
+"""Flags of formats that a precision-aware optimizer takes: both moments, then the gradients."""
 
 _SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
 """Sharding strategy of Megatron's FSDP, by ZeRO stage."""
@@ -66,6 +69,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_stage_flags(model, strategy, traits),
         *_recompute_flags(candidate),
         *_PRECISION_FLAGS[experiment.precision],
+        *_format_flags(traits.formats.kept),
         *_zero_flags(strategy, traits.name),
     )
 
@@ -143,6 +147,18 @@ def _recompute_flags(candidate: Candidate) -> list[str]:
     method, number = ("uniform", 1) if recompute.layers is None else ("block", recompute.layers)
     flags = ("granularity", "full"), ("method", method), ("num-layers", str(number))
     return [word for name, value in flags for word in (f"--recompute-{name}", value)]
+
+
+def _format_flags(kept: Mapping[str, str]) -> list[str]:
+    """Return the flags of what is kept in narrower formats than usual."""
+    flags = ["--grad-reduce-in-bf16"] if "gradients" in kept else []
+    flags += ["--fp8-param-gather"] if "primary" in kept else []
+    if "moments" in kept:
+        formats = [kept["moments"]] * 2 + ([kept["gradients"]] if "gradients" in kept else [])
+        pairs = zip(DTYPE_FLAGS, formats, strict=False)
+        flags += ["--use-precision-aware-optimizer"]
+        flags += [word for flag, name in pairs for word in (f"--{flag}", name)]
+    return flags
 
 
 def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:

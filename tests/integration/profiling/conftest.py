@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support.commands import amp_ray
+
+__all__ = ["amp_ray", "run_script"]
+
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 1800.0
 """Limit against hangs; a script takes less than a minute on an idle machine."""

@@ -54,29 +54,37 @@ def all_placements(cluster: Cluster, candidate: Candidate) -> Iterator[tuple[int
         yield _devices(cluster, stage_nodes, candidate.options.tp)
 
 
-def random_experiment(rng: np.random.Generator, num_devices: int) -> Experiment:
+def random_experiment(
+    rng: np.random.Generator, num_devices: int, *, racks: bool = False
+) -> Experiment:
     """Draw a cluster with unequal nodes, and a chain of six layers at the limit of its memory.
 
     Args:
         rng: Source of randomness.
         num_devices: Number of devices of the cluster.
+        racks: Whether nodes with an even number of devices are racks of two hosts.
     """
     kinds = [_random_node(rng, kind) for kind in range(int(rng.integers(1, 4)))]
     slots = _random_slots(rng, num_devices)
-    nodes = "\n".join(
-        f"    - {{count: 1, slots: {number}, {rng.choice(kinds)}}}" for number in slots
-    )
+    nodes = [(number, str(rng.choice(kinds))) for number in slots]
     tied = str(bool(rng.integers(0, 2))).lower()
-    hidden = int(rng.choice([256, 512, 1024]))
+    hidden, words = int(rng.choice([256, 512, 1024])), rng.choice([512, 8192])
+    links, batch = _random_link(rng, len(slots)), rng.choice([8, 16])
+    entries = "\n".join(
+        f"    - {{count: 2, slots: {number // 2}, rack: {{nodes: 2}}, {figures}}}"
+        if racks and number % 2 == 0 and not links
+        else f"    - {{count: 1, slots: {number}, {figures}}}"
+        for number, figures in nodes
+    )
     return experiment_from(f"""\
 name: random
 model: {{family: gpt2, num_layers: 3, hidden_size: {hidden}, num_heads: 8, sequence_length: 128,
-        vocab_size: {rng.choice([512, 8192])}, tied_embedding: {tied}}}
+        vocab_size: {words}, tied_embedding: {tied}}}
 cluster:
   nodes:
-{nodes}
-{_random_link(rng, len(slots))}
-global_batch_size: {rng.choice([8, 16])}
+{entries}
+{links}
+global_batch_size: {batch}
 """)
 
 

@@ -114,7 +114,7 @@ def test_an_all_to_all_within_a_node_keeps_what_is_its_own() -> None:
 def test_an_all_to_all_across_nodes_shares_the_interface() -> None:
     topology = CostModel(experiment=EXPERIMENT).topology
     path = topology.exchange([list(range(8))])
-    rate = 200 * GIGABIT * topology.constants.nic_efficiency
+    rate = topology.best_inter_bytes_per_s
     assert path.bytes_per_s == pytest.approx(rate / 4 * 8 / 4)
     alone = topology.exchange([[0, 4]])
     assert alone.bytes_per_s == pytest.approx(rate * 2)
@@ -129,7 +129,7 @@ def _sent(groups: Sequence[Sequence[int]]) -> Counter[int]:
 def test_an_all_to_all_takes_what_leaves_the_busiest_node(groups: list[list[int]]) -> None:
     topology = CostModel(experiment=EXPERIMENT).topology
     path, size = topology.exchange(groups), len(groups[0])
-    least_s = max(_sent(groups).values()) / (200 * GIGABIT * topology.constants.nic_efficiency)
+    least_s = max(_sent(groups).values()) / topology.best_inter_bytes_per_s
     assert size / path.bytes_per_s == pytest.approx(least_s)
 
 

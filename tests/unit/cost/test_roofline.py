@@ -163,7 +163,41 @@ def test_products_within_a_kernel_count_where_they_take_longer_than_its_traffic(
     heavy = elementwise_phases(replace(light, flops=1e30), rank, constants)
     rate = rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction * 0.7
     assert heavy.forward_s == pytest.approx(1e30 * rank.micro_batch_size / rate)
-    assert heavy.backward_s == pytest.approx(2.5 * heavy.forward_s)
+    assert heavy.backward_s == pytest.approx(2.5 * 73 / 63 * heavy.forward_s)
+
+
+@pytest.mark.parametrize(
+    ("board", "head_size", "kernel", "rate_fraction", "tflops"),
+    [
+        ("A100-80", 128, "flash", 0.7, 180.0),
+        ("A100-80", 128, "native", 0.7, 180.0),  # FlashAttention-2 has the board's own instructions
+        ("A100-80", 128, "flash", 0.35, 90.0),  # an older kernel, half as fast
+        ("H100", 128, "native", 0.7, 659.0),
+        ("H100", 192, "native", 0.7, 659.0),
+        ("H100", 64, "native", 0.7, 522.0),
+        ("H100", 128, "flash", 0.7, 0.35 * 989.4),
+        ("B200", 128, "flash", 0.7, 0.35 * 989.4 * 148 / 132),
+        ("A30", 128, "native", 0.7, 0.7 * 0.75 * 165),  # not measured: relative to products
+        ("V100-16", 128, "flash", 0.7, 0.4 * 0.65 * 125),
+    ],
+)
+def test_attention_has_the_measured_rate_of_its_generation(
+    board: str, head_size: int, kernel: str, rate_fraction: float, tflops: float
+) -> None:
+    op = Elementwise(
+        name="attention",
+        forward_elements=1,
+        backward_elements=2,
+        flops=1e12,
+        rate_fraction=rate_fraction,
+        head_size=head_size,
+        native=kernel == "native",
+    )
+    rank = Rank(device=find_device(board), tp=1, micro_batch_size=1, precision="fp16")
+    forward_s = elementwise_phases(op, rank, Constants()).forward_s
+    assert forward_s == pytest.approx(1 / tflops)
+    twice = elementwise_phases(op, rank, replace(Constants(), gemm_scale=2.0)).forward_s
+    assert twice == pytest.approx(0.5 / tflops)
 
 
 def test_a_sharded_kernel_shares_its_products(rank: Rank, constants: Constants) -> None:
@@ -207,3 +241,12 @@ def test_products_off_tensor_cores_run_at_twice_the_rate_of_single_precision(
     assert gemm_phases(odd, own, constants).forward_s == pytest.approx(4 * 1.004)
     narrow = replace(own, device=replace(device, fp32_flops=TILE_FLOPS))
     assert gemm_phases(odd, narrow, constants).forward_s == pytest.approx(1.004)
+
+
+def test_small_tiles_off_tensor_cores_are_bound_by_their_operands_alone(
+    rank: Rank, multiplier: Device, constants: Constants
+) -> None:
+    device = replace(multiplier, fp32_flops=TILE_FLOPS / 6)
+    slow = replace(rank, device=device)
+    narrow = Gemm(name="context", rows=32, columns=4, inner=1000, has_weight=False)
+    assert gemm_phases(narrow, slow, constants).forward_s == pytest.approx(1 / 32 / 0.3)

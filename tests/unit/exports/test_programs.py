@@ -452,6 +452,35 @@ def test_fp8_is_told_and_read_or_refused() -> None:
             write(plan)
 
 
+def test_kept_formats_are_told_and_read_or_refused() -> None:
+    mapping = "{compute: fp8, gradients: bf16, primary: fp8, moments: bf16}"
+    keys = "runtime: megatron-core\nprecision: {}\nzero_stage: 1\n"
+    base = experiment(("A100-40", "H100"), keys=keys.format(mapping))
+    usual = experiment(("A100-40", "H100"), keys=keys.format("fp8"))
+    sharded = strategy((0, 4, 9), zero=Zero(stage=1))
+    text = text_of(megatron_script(chosen(sharded, base)))
+    flags = pairs_of(words_of(text))
+    assert {name: flags[name] for name in flags if "dtype" in name} == {
+        "exp-avg-dtype": "bf16",
+        "exp-avg-sq-dtype": "bf16",
+        "main-grads-dtype": "bf16",
+    }
+    switches = {"grad-reduce-in-bf16", "fp8-param-gather", "use-precision-aware-optimizer"}
+    assert switches <= flags.keys()
+    assert strategy_of(text, base)["pp"] == 2
+    with pytest.raises(InputError, match="gradients in bf16; the experiment has the usual: set"):
+        strategy_of(text, usual)
+    narrow = experiment(keys="runtime: nanotron\nprecision: {gradients: bf16}\n")
+    text = text_of(nanotron_config(chosen(strategy((0, 4, 9)), narrow)))
+    assert "accumulate_grad_in_fp32: false" in text
+    with pytest.raises(ValueError, match="cannot be told gradients bf16"):
+        titan_config(chosen(strategy((0, 4, 9)), narrow))
+    notes = bridge_overrides(
+        chosen(sharded, experiment(keys=keys.format("{gradients: bf16, moments: bf16}")))
+    ).notes
+    assert any("grad_reduce_in_fp32=False" in note for note in notes)
+
+
 def test_layouts_are_unrolled_as_megatron_does() -> None:
     assert parse_layout("Et*3|(tt|)*2,tL") == [3, 2, 2, 1]
     assert parse_layout("E|t*2L") == [0, 2]

@@ -221,7 +221,7 @@ def test_ties_are_named_up_to_three() -> None:
     ties = [line for line in text.splitlines() if line.startswith("  as good: tp ")]
     assert len(ties) == 3
     assert all(line.endswith(", measured 0.04 s") for line in ties)
-    assert "; 5 more cannot be told from it" in text
+    assert "; 6 more cannot be told from it" in text
 
 
 def test_a_recommendation_that_nobody_ran_has_only_its_prediction() -> None:

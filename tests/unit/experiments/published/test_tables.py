@@ -102,6 +102,7 @@ def test_published_tables_are_whole(
         ("megatron_bridge", 74),
         ("megatron_bridge_gb", 97),
         ("simumax", 24),
+        ("mlperf", 72),
     ],
 )
 def test_rows_of_recent_tables_are_read_or_counted(name: str, count: int) -> None:

@@ -1,0 +1,179 @@
+"""Changes of a recipe that make a strategy fit into memory, and what they cost in time.
+
+Each change is estimated by the cost model itself: a few estimates for a strategy that is shown, not
+a search. If no single change is enough, changes are added up, the one that saves most first.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from amp_ray.cost.estimate import Estimate, Remedy
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.verdict import OUT_OF_MEMORY
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.memo import memoised
+from amp_ray.runtimes.traits import Formats
+from amp_ray.search.cuts import best_bounds
+from amp_ray.search.effort import EFFORT
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import KINDS, Recompute
+from amp_ray.strategies.strategy import Strategy, candidate_of
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
+
+_MOST_TOGETHER: Final = 3  # changes that are added up
+_MOST_SHOWN: Final = 4  # remedies of a strategy
+_DOUBLED: Final = 2
+
+_Recipe = tuple[Experiment, Strategy]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Remedies:
+    """Finds the changes for strategies of an experiment, planned by our cost model."""
+
+    experiment: Experiment
+
+    def add(self, estimate: Estimate) -> Estimate:
+        """Return an estimate with its remedies, if its strategy lacks nothing but memory."""
+        if not self._is_too_large(estimate):
+            return estimate
+        return replace(estimate, remedies=self.of(estimate))
+
+    def of(self, estimate: Estimate) -> tuple[Remedy, ...]:
+        """Return the changes that make a strategy fit, the fastest first; none if none does."""
+        names: tuple[str, ...] = ()
+        recipe = self.experiment, estimate.strategy
+        for _ in range(_MOST_TOGETHER):
+            tried = [
+                (name, changed, self._models(changed[0]).estimate(changed[1]))
+                for name, changed in self._changes(*recipe)
+            ]
+            fitting = [(name, result) for name, _, result in tried if result.feasible]
+            if fitting or not tried:
+                remedies = (self._remedy((*names, name), result) for name, result in fitting)
+                ordered = sorted(remedies, key=lambda remedy: remedy.iteration_time_s)
+                return tuple(ordered[:_MOST_SHOWN])
+            name, recipe, _ = min(tried, key=lambda change: _fullness(change[2]))
+            names = *names, name
+        return ()
+
+    @staticmethod
+    def _remedy(names: Sequence[str], estimate: Estimate) -> Remedy:
+        return Remedy(change=" and ".join(names), iteration_time_s=estimate.iteration_time_s)
+
+    @staticmethod
+    def _is_too_large(estimate: Estimate) -> bool:
+        return (
+            [reason.kind for reason in estimate.reasons] == [OUT_OF_MEMORY]
+            and estimate.strategy.is_uniform
+            and not (estimate.strategy.is_sliced or estimate.strategy.has_operators)
+        )
+
+    @memoised
+    def _models(self, experiment: Experiment) -> CostModel:
+        return CostModel(experiment=experiment)
+
+    def _changes(self, experiment: Experiment, strategy: Strategy) -> Iterator[tuple[str, _Recipe]]:
+        """Yield one change after another, with what it makes of a recipe."""
+        traits, candidate = experiment.traits, candidate_of(_alike(strategy))
+        for name, changed in self._other_options(experiment, candidate):
+            if traits.why_not([changed.options]) is None:
+                yield name, (experiment, _strategy(changed, strategy))
+        if candidate.micro_batch_size > 1 and not candidate.micro_batch_size % _DOUBLED:
+            size = candidate.micro_batch_size // _DOUBLED
+            batches = candidate.num_micro_batches * _DOUBLED
+            smaller = replace(candidate, micro_batch_size=size, num_micro_batches=batches)
+            yield f"micro-batch size {size}", (experiment, _strategy(smaller, strategy))
+        yield from self._degrees(experiment, candidate)
+        for formats in _narrower(experiment):
+            changed_traits = traits.with_formats(formats)
+            has_shards = candidate.options.dp == 1 or (
+                strategy.zero.stage >= changed_traits.min_zero_stage
+            )
+            if traits.why_no_formats(formats) is None and has_shards:
+                (key, name), *_ = formats.kept.items() - traits.formats.kept.items()
+                changed_experiment = replace(experiment, traits=changed_traits)
+                yield f"{key} in {name}", (changed_experiment, strategy)
+
+    def _other_options(
+        self, experiment: Experiment, candidate: Candidate
+    ) -> Iterator[tuple[str, Candidate]]:
+        """Yield more sharding and more recompute."""
+        options, traits = candidate.options, experiment.traits
+        for stage in range(options.zero.stage + 1, MOST_ZERO_STAGE + 1):
+            keeps = stage == MOST_ZERO_STAGE and candidate.pp > 1
+            zero = Zero(stage=stage, shard_ranks=options.zero.shard_ranks, keeps_weights=keeps)
+            if options.dp > 1 and traits.why_no_zero(zero, candidate.pp) is None:
+                yield f"ZeRO {zero}", replace(candidate, options=replace(options, zero=zero))
+        for kind in KINDS[KINDS.index(options.recompute.kind) + 1 : -1]:
+            again = replace(options, recompute=Recompute(kind=kind))
+            yield f"recompute {kind}", replace(candidate, options=again)
+
+    def _degrees(
+        self, experiment: Experiment, candidate: Candidate
+    ) -> Iterator[tuple[str, _Recipe]]:
+        """Yield twice the tp, pp or cp on the same devices, of half the replicas or half the tp."""
+        options, shape, traits = candidate.options, experiment.model.shape, experiment.traits
+        if options.dp % _DOUBLED or experiment.profile.is_measured:
+            return
+        halved = replace(options, dp=options.dp // _DOUBLED)
+        tp, cp, pp = (_DOUBLED * degree for degree in (options.tp, options.cp, candidate.pp))
+        slots = min(node.num_slots for node in experiment.cluster.nodes)
+        fits_heads = not (shape.num_heads % tp or shape.num_key_value_heads % tp)
+        wider: list[tuple[str, Candidate]] = []
+        if tp <= slots and fits_heads and not options.spreads_experts:
+            kept = options.sequence_parallel or experiment.sequence_parallel
+            changed = experiment.stage_options(
+                tp, halved.dp, zero=halved.zero, recompute=halved.recompute, cp=halved.cp,
+                sequence_parallel=kept and shape.divides_tokens(tp * options.cp),
+            )  # fmt: skip
+            wider.append((f"tp {tp}, dp {halved.dp}", replace(candidate, options=changed)))
+        if traits.why_no_context(cp) is None and shape.divides_context(cp):
+            changed = replace(halved, cp=cp)
+            wider.append((f"cp {cp}, dp {halved.dp}", replace(candidate, options=changed)))
+        if len(experiment.model.indices("block")) >= pp * candidate.virtual_stages:
+            wider.append((f"pp {pp}, dp {halved.dp}", replace(candidate, options=halved, pp=pp)))
+        for name, grown in wider:
+            more = replace(grown, num_micro_batches=candidate.num_micro_batches * _DOUBLED)
+            refused = (
+                traits.why_not([more.options])
+                or traits.why_no_grid(more.options.tp, more.pp)
+                or traits.why_no_zero(more.options.zero, more.pp)
+            )
+            if refused is None:
+                costs = self._models(experiment).costs(more)
+                bounds = best_bounds(experiment, costs, EFFORT)
+                yield name, (experiment, Strategy.uniform(more, bounds))
+
+
+def _alike(strategy: Strategy) -> Strategy:
+    """Return a strategy whose stages recompute as the first one does."""
+    recompute = strategy.stages[0].options.recompute
+    stages = (
+        replace(stage, options=replace(stage.options, recompute=recompute))
+        for stage in strategy.stages
+    )
+    return replace(strategy, stages=tuple(stages))
+
+
+def _strategy(candidate: Candidate, strategy: Strategy) -> Strategy:
+    """Return a candidate with the cuts and devices of a strategy."""
+    bounds = strategy.chunk_bounds or strategy.bounds
+    return Strategy.uniform(candidate, bounds, strategy.placement)
+
+
+def _narrower(experiment: Experiment) -> Iterator[Formats]:
+    """Yield the formats with one of what the runtime can keep in a narrower one."""
+    formats = replace(experiment.traits.formats, compute=experiment.precision)
+    for words in experiment.traits.keeps:
+        key, name = words.split()
+        if key not in formats.kept:
+            change: dict[str, Any] = {key: name}
+            yield replace(formats, **change)
+
+
+def _fullness(estimate: Estimate) -> float:
+    """Return the largest share of its memory that a stage needs."""
+    pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
+    return max(peak / limit for peak, limit in pairs)
