@@ -103,21 +103,22 @@ class CudaMachine:
         }
 
     def facts(self) -> dict[str, str | None]:
-        """Return name, driver, power limits and clocks; None where `nvidia-smi` gives none."""
-        name, uuid = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).uuid
-        query = ["nvidia-smi", f"--query-gpu={','.join(FACTS)}", "--format=csv,noheader,nounits"]
-        try:
-            done = subprocess.run(  # noqa: S603 - a fixed program
-                [*query, "-i", f"GPU-{uuid}"],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=True,
-            )
-            answers = [answer.strip() for answer in done.stdout.split(",")]
-            return {"name": name, **dict(zip(FACTS, answers, strict=True))}
-        except (OSError, subprocess.SubprocessError, ValueError):
-            return {"name": name, **dict.fromkeys(FACTS)}
+        """Return name, driver, power limits and clocks."""
+        uuid = torch.cuda.get_device_properties(self.device).uuid
+        return {"name": torch.cuda.get_device_name(self.device), **driver_facts(f"GPU-{uuid}")}
+
+
+def driver_facts(uuid: str) -> dict[str, str | None]:
+    """Return `FACTS` of a GPU; None where `nvidia-smi` does not answer."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(FACTS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed program
+            [*query, "-i", uuid], capture_output=True, text=True, timeout=60, check=True
+        )
+        answers = [answer.strip() for answer in done.stdout.split(",")]
+        return dict(zip(FACTS, answers, strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return dict.fromkeys(FACTS)
 
 
 def software() -> dict[str, str | None]:
@@ -280,6 +281,7 @@ def measure_all(
     torch.manual_seed(SEED)
     gc.freeze()  # so that collections between measurements are short
     run(tasks, 60 * minutes, keep)
+    gc.unfreeze()
     record["end"] = bench.machine.facts()
     write_text(target, json.dumps(record, indent=1) + "\n")
     show(record, rows)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
@@ -281,6 +282,42 @@ def test_a_board_is_named_described_or_refused(monkeypatch: pytest.MonkeyPatch) 
     answers["name"] = "Unheard-of 9"
     with pytest.raises(InputError, match=r"'Unheard-of 9'.* name one by --device \(T4, .*: 7}'"):
         one_gpu.board_of(None)
+
+
+def test_the_driver_is_asked_for_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert one_gpu.driver_facts("GPU-1") == dict.fromkeys(one_gpu.FACTS)
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\n[ "$3 $4" = "-i GPU-1" ] && echo "570.1, 700.00, 700.00, 1980, 2619, 9, 2619"\n',
+        encoding="utf-8",
+    )
+    program.chmod(0o755)
+    facts = one_gpu.driver_facts("GPU-1")
+    assert facts["driver_version"] == "570.1"
+    assert facts["clocks.current.memory"] == "2619"
+    assert one_gpu.driver_facts("GPU-2") == dict.fromkeys(one_gpu.FACTS)
+
+
+def test_the_command_measures_what_its_file_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = {"models": {"tiny": TINY}, "layers": [], "attention": [{"model": "tiny"}], "steps": []}
+    (tmp_path / "listed.yaml").write_text(yaml.safe_dump(listed), encoding="utf-8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(one_gpu, "CudaMachine", Host)
+    monkeypatch.setattr(one_gpu, "CHOSEN", tmp_path / "listed.yaml")
+    monkeypatch.setattr(one_gpu, "RESULTS", tmp_path)
+    done = CliRunner().invoke(one_gpu.main, ["--device", "cpu", "--note", "quiet"])
+    assert done.exit_code == 0
+    record = json.loads((tmp_path / "one-gpu-cpu.json").read_text(encoding="utf-8"))
+    assert (record["minutes"], record["note"], len(record["rows"])) == (8.0, "quiet", 4)
+    refused = CliRunner().invoke(one_gpu.main, ["--device", "{name: x}"])
+    assert refused.exit_code == 2
+    assert "device" in refused.stderr
+    refused = CliRunner().invoke(one_gpu.main, ["--device", "Z80"])
+    assert refused.exit_code == 2
+    assert "device 'Z80' is not in the catalogue" in refused.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
