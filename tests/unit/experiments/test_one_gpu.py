@@ -289,7 +289,7 @@ def test_the_driver_is_asked_for_one_gpu(tmp_path: Path, monkeypatch: pytest.Mon
     assert one_gpu.driver_facts("GPU-1") == dict.fromkeys(one_gpu.FACTS)
     program = tmp_path / "nvidia-smi"
     program.write_text(
-        '#!/bin/sh\n[ "$3 $4" = "-i GPU-1" ] && echo "570.1, 700.00, 700.00, 1980, 2619, 9, 2619"\n',
+        '#!/bin/sh\n[ "$3 $4" = "-i GPU-1" ] && echo "570.1, 700, 700, 1980, 2619, 9, 2619"\n',
         encoding="utf-8",
     )
     program.chmod(0o755)
