@@ -66,8 +66,9 @@ def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
     """Enumerate the micro-batch sizes for stage groups; the search chooses the rest.
 
     Returns:
-        Candidates by micro-batch size, ascending. ``micro_batch_sizes`` limits the size per
-        data-parallel rank, so it does not apply here.
+        Candidates by micro-batch size, ascending; none for a runtime that cannot have several
+        stages. ``micro_batch_sizes`` limits the size per data-parallel rank, so it does not apply
+        here.
     """
     batch, choices = experiment.global_batch_size, group_zero_choices(experiment)
     return tuple(
@@ -81,6 +82,7 @@ def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
             ),
         )
         for size in _divisors(batch)
+        if choices
     )
 
 
@@ -224,12 +226,18 @@ def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]
 
 
 def group_zero_choices(experiment: Experiment) -> tuple[Zero, ...]:
-    """Enumerate the ZeRO settings of stage groups: at most optimizer states are sharded."""
+    """Enumerate the ZeRO settings of stage groups.
+
+    At most optimizer states are sharded, unless the runtime always shards weights too.
+    """
     fixed = experiment.zero(pp=2)
     if fixed.stage != AUTO_STAGE:
         return (fixed,)
-    stages = set(experiment.traits.pipeline_zero_stages) - {MOST_ZERO_STAGE}
-    return tuple(Zero(stage=stage) for stage in sorted(stages))
+    every = set(experiment.traits.pipeline_zero_stages)
+    stages = every - {MOST_ZERO_STAGE} or every
+    return tuple(
+        Zero(stage=stage, keeps_weights=stage == MOST_ZERO_STAGE) for stage in sorted(stages)
+    )
 
 
 def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
@@ -285,9 +293,21 @@ def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
     return tuple(settings)
 
 
-def may_be_group(experiment: Experiment, options: StageOptions) -> bool:
-    """Return whether a stage with devices of its own may have these options."""
-    return options.zero in group_zero_choices(experiment) and options.cp == options.ep == 1
+def zero_choices_of(experiment: Experiment, tp: int, dps: Sequence[int]) -> tuple[Zero, ...]:
+    """Return the ZeRO settings of stages that may differ, as `zero_choices`.
+
+    Args:
+        experiment: Its file may fix the setting.
+        tp: Largest tp of a stage.
+        dps: dp of each stage.
+    """
+    pp = len(dps)
+    return tuple(
+        zero
+        for zero in zero_choices(experiment, tp, max(dps), pp)
+        if not any(dp % (zero.shard_ranks or 1) for dp in dps)
+        and experiment.traits.why_no_zero(zero, pp) is None
+    )
 
 
 def with_other_options(
@@ -298,9 +318,10 @@ def with_other_options(
     for kind in dict.fromkeys(setting.whole for setting in settings):
         changed = [replace(options, recompute=kind) for options in stages]
         yield changed
-        for index, options in enumerate(changed):
+        for index, options in enumerate(changed if experiment.traits.recompute_per_stage else ()):
             yield [*stages[:index], options, *stages[index + 1 :]]
-    for zero in group_zero_choices(experiment):
+    dps = [options.dp for options in stages]
+    for zero in zero_choices_of(experiment, max(options.tp for options in stages), dps):
         yield [replace(options, zero=zero) for options in stages]
 
 

@@ -28,9 +28,10 @@ from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
-from amp_ray.search.space import may_be_group, with_other_options
+from amp_ray.search.space import with_other_options, zero_choices_of
 from amp_ray.strategies.candidate import ONE_RANK, StageOptions
 from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import Zero
 
 
 class Use(NamedTuple):
@@ -198,7 +199,7 @@ class Moves:
         return (
             plan.feasible
             and not odd
-            and all(may_be_group(self.experiment, stage.options) for stage in strategy.stages)
+            and all(stage.options.cp == stage.options.ep == 1 for stage in strategy.stages)
             and self.experiment.traits.partition != "even-blocks"
         )
 
@@ -234,7 +235,28 @@ class Moves:
         for changed in chain.from_iterable(move(layout) for move in moves):
             moved = tuple(use for use in changed if use is not None)
             if moved and len(moved) == len(changed) and self._within_limits(moved):
-                yield moved, batch // sum(moved[0].shares)
+                able = self._with_zero(moved)
+                if able:
+                    yield able, batch // sum(able[0].shares)
+
+    def _with_zero(self, layout: Layout) -> Layout:
+        """Return the layout with a ZeRO setting that the runtime has for it; empty if none."""
+        settings = {use.options.zero for use in layout}
+        tp, dps = max(use.options.tp for use in layout), tuple(len(use.shares) for use in layout)
+        choices = self._zeros(tp, dps)
+        if len(settings) == 1 and settings <= {*choices}:
+            return layout
+        most = max(setting.stage for setting in settings)
+        zero = [choice for choice in choices if choice.stage <= most][-1:] or choices[:1]
+        return tuple(
+            use._replace(options=replace(use.options, zero=choice))
+            for choice in zero
+            for use in layout
+        )
+
+    @memoised
+    def _zeros(self, tp: int, dps: tuple[int, ...]) -> tuple[Zero, ...]:
+        return zero_choices_of(self.experiment, tp, dps)
 
     def _device_moves(self, layout: Layout) -> Iterator[Changed]:
         """Move devices of one node from a stage to another, let some rest, or use resting ones."""
@@ -367,11 +389,13 @@ class Moves:
         max_dp = self.experiment.limits.max_dp
         if not replicas or len(replicas) > min(size, max_dp or size):
             return None
+        zero, dp = use.options.zero, len(replicas)
         options = replace(
             use.options,
             tp=tp,
-            dp=len(replicas),
+            dp=dp,
             sequence_parallel=use.options.sequence_parallel and tp > 1,
+            zero=replace(zero, shard_ranks=0) if dp % (zero.shard_ranks or 1) else zero,
         )
         types = tuple(tuple(sorted({self._types[at] for at in row})) for row in replicas)
         shares = self._by_speed(types, replace(options, dp=1), size)
