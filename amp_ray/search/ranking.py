@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from statistics import NormalDist
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.inputs.experiment import Objective
+from amp_ray.inputs.experiment import Experiment, Objective
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, named
@@ -170,6 +171,12 @@ def _money(result: Result) -> float:
 def is_risky(estimate: Estimate) -> bool:
     """Return whether the failure probability reaches `RISKY_PROBABILITY`."""
     return estimate.failure_probability >= RISKY_PROBABILITY
+
+
+def safe_share(experiment: Experiment) -> float:
+    """Return the share of its device's memory that a stage of a safe strategy needs at most."""
+    deviation = NormalDist().inv_cdf(1 - RISKY_PROBABILITY)
+    return math.exp(-deviation * experiment.constants.memory_error)
 
 
 def first_reason(result: Result) -> Reason:

@@ -425,6 +425,8 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     Returns:
         The plan; if all are pruned, a lower bound, which may be as low as the upper bound.
     """
+    if not len(problem.steps.choice):  # no choice can be the only stage of the limits
+        return BestGroups(lower_bound_s=math.inf)
     relaxed = solve_with_step_end(
         problem.problem,
         upper_bound_s=upper_bound_s,

@@ -103,9 +103,9 @@ class Annealing:
         return self.cost_model.experiment
 
     @property
-    def num_simulated(self) -> int:
-        """Number of plans that were simulated."""
-        return len(self._values)
+    def simulated(self) -> list[Estimate]:
+        """Estimates of all plans that were simulated."""
+        return [estimate for _, estimate in self._values.values()]
 
     @cached_property
     def tps(self) -> tuple[int, ...]:
