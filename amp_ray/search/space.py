@@ -293,18 +293,40 @@ def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
     return tuple(settings)
 
 
-def zero_choices_of(experiment: Experiment, tp: int, dps: Sequence[int]) -> tuple[Zero, ...]:
-    """Return the ZeRO settings of stages that may differ, as `zero_choices`.
+def may_be_group(options: StageOptions) -> bool:
+    """Return whether a stage with devices of its own may have these options."""
+    return options.cp == options.ep == 1
 
-    Args:
-        experiment: Its file may fix the setting.
-        tp: Largest tp of a stage.
-        dps: dp of each stage.
-    """
-    pp = len(dps)
+
+def with_degrees(experiment: Experiment, options: StageOptions, tp: int, dp: int) -> StageOptions:
+    """Return the options of a stage with other degrees; what these do not allow is changed."""
+    zero, divides = options.zero, options.sequence_parallel
+    if tp != options.tp:
+        divides = experiment.stage_options(tp, dp).sequence_parallel
+    if dp % (zero.shard_ranks or 1):
+        zero = replace(zero, shard_ranks=0)
+    return replace(options, tp=tp, dp=dp, sequence_parallel=divides, zero=zero)
+
+
+def with_one_zero(
+    experiment: Experiment, stages: Sequence[StageOptions]
+) -> tuple[StageOptions, ...]:
+    """Return stages with one ZeRO setting that the runtime has for them; empty if there is none."""
+    settings, choices = {options.zero for options in stages}, _zero_of_groups(experiment, stages)
+    if len(settings) == 1 and settings <= {*choices}:
+        return tuple(stages)
+    most = max(setting.stage for setting in settings)
+    zero = [choice for choice in choices if choice.stage <= most][-1:] or choices[:1]
+    return tuple(replace(options, zero=choice) for choice in zero for options in stages)
+
+
+def _zero_of_groups(experiment: Experiment, stages: Sequence[StageOptions]) -> tuple[Zero, ...]:
+    """Return the ZeRO settings of stages that may differ, as `zero_choices`."""
+    dps, pp = [options.dp for options in stages], len(stages)
+    choices = zero_choices(experiment, max(options.tp for options in stages), max(dps), pp)
     return tuple(
         zero
-        for zero in zero_choices(experiment, tp, max(dps), pp)
+        for zero in choices
         if not any(dp % (zero.shard_ranks or 1) for dp in dps)
         and experiment.traits.why_no_zero(zero, pp) is None
     )
@@ -320,8 +342,17 @@ def with_other_options(
         yield changed
         for index, options in enumerate(changed if experiment.traits.recompute_per_stage else ()):
             yield [*stages[:index], options, *stages[index + 1 :]]
-    dps = [options.dp for options in stages]
-    for zero in zero_choices_of(experiment, max(options.tp for options in stages), dps):
+    able = [experiment.stage_options(part.tp, part.dp).sequence_parallel for part in stages]
+    if any(able):
+        for divides in (able, [False] * len(able)):
+            changed = [
+                replace(options, sequence_parallel=divided)
+                for options, divided in zip(stages, divides, strict=True)
+            ]
+            yield changed
+            for index, options in enumerate(changed):
+                yield [*stages[:index], options, *stages[index + 1 :]]
+    for zero in _zero_of_groups(experiment, stages):
         yield [replace(options, zero=zero) for options in stages]
 
 

@@ -28,10 +28,9 @@ from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order, safe_share
-from amp_ray.search.space import with_other_options, zero_choices_of
+from amp_ray.search.space import may_be_group, with_degrees, with_one_zero, with_other_options
 from amp_ray.strategies.candidate import ONE_RANK, StageOptions
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import NO_ZERO, Zero
 
 
 class Use(NamedTuple):
@@ -212,7 +211,7 @@ class Moves:
         return (
             plan.feasible
             and not odd
-            and all(stage.options.cp == stage.options.ep == 1 for stage in strategy.stages)
+            and all(may_be_group(stage.options) for stage in strategy.stages)
             and self.experiment.traits.partition != "even-blocks"
         )
 
@@ -248,28 +247,15 @@ class Moves:
         for changed in chain.from_iterable(move(layout) for move in moves):
             moved = tuple(use for use in changed if use is not None)
             if moved and len(moved) == len(changed) and self._within_limits(moved):
-                able = self._with_zero(moved)
-                if able:
+                options = self._able(tuple(use.options for use in moved))
+                if options:
+                    pairs = zip(moved, options, strict=True)
+                    able = tuple(use._replace(options=option) for use, option in pairs)
                     yield able, batch // sum(able[0].shares)
 
-    def _with_zero(self, layout: Layout) -> Layout:
-        """Return the layout with a ZeRO setting that the runtime has for it; empty if none."""
-        settings = {use.options.zero for use in layout}
-        tp, dps = max(use.options.tp for use in layout), tuple(len(use.shares) for use in layout)
-        choices = self._zeros(tp, dps)
-        if len(settings) == 1 and settings <= {*choices}:
-            return layout
-        most = max(setting.stage for setting in settings)
-        zero = [choice for choice in choices if choice.stage <= most][-1:] or choices[:1]
-        return tuple(
-            use._replace(options=replace(use.options, zero=choice))
-            for choice in zero
-            for use in layout
-        )
-
     @memoised
-    def _zeros(self, tp: int, dps: tuple[int, ...]) -> tuple[Zero, ...]:
-        return zero_choices_of(self.experiment, tp, dps)
+    def _able(self, stages: tuple[StageOptions, ...]) -> tuple[StageOptions, ...]:
+        return with_one_zero(self.experiment, stages)
 
     def _device_moves(self, layout: Layout) -> Iterator[Changed]:
         """Move devices of one node from a stage to another, let some rest, or use resting ones."""
@@ -402,16 +388,9 @@ class Moves:
         max_dp = self.experiment.limits.max_dp
         if not replicas or len(replicas) > min(size, max_dp or size):
             return None
-        zero, dp = use.options.zero, len(replicas)
-        options = replace(
-            use.options,
-            tp=tp,
-            dp=dp,
-            sequence_parallel=use.options.sequence_parallel and tp > 1,
-            zero=replace(zero, shard_ranks=0) if dp % (zero.shard_ranks or 1) else zero,
-        )
+        options = with_degrees(self.experiment, use.options, tp, len(replicas))
         types = tuple(tuple(sorted({self._types[at] for at in row})) for row in replicas)
-        shares = self._by_speed(types, replace(options, dp=1, zero=NO_ZERO), size)
+        shares = self._by_speed(types, with_degrees(self.experiment, options, tp, 1), size)
         return Use(replicas, shares, options) if self._allows(shares) else None
 
     @memoised

@@ -166,6 +166,22 @@ def test_moves_have_every_zero_setting_that_the_runtime_has(runtime: str) -> Non
     assert {zero.stage for pp, zero in two if pp == 2} == set(traits.pipeline_zero_stages)
 
 
+@pytest.mark.parametrize(("runtime", "able"), [("torch", {False, True}), ("deepspeed", {False})])
+def test_moves_switch_sequence_parallelism_of_a_stage(runtime: str, able: set[bool]) -> None:
+    text = NODES.replace("name: three", f"name: three\nruntime: {runtime}")
+    model = CostModel(experiment=experiment_from(text))
+    first, second = _layout(model, ((0,), (2,)))
+    options = replace(first.options, tp=2)
+    start = (first._replace(replicas=((0, 1),), options=options), second)
+    reached = {
+        tuple(use.options.sequence_parallel for use in layout)
+        for layout, _ in moves(model, (1, 2)).of(start)
+        if [use.devices for use in layout] == [use.devices for use in start]
+        and layout[0].options.tp == 2
+    }
+    assert reached == {(divides, False) for divides in able}
+
+
 def _layout(model: CostModel, groups: tuple[tuple[int, ...], ...]) -> Layout:
     """Return stages with a sample for every device, without ZeRO."""
     (use,) = layout_of(alone(model.experiment))
