@@ -66,8 +66,8 @@ class Options(TypedDict, total=False):
         calibration: Result of `calibrate`, or its file.
         transfer: Whether to accept a calibration of another model, cluster or runtime; only its
             constants that also hold here are used.
-        workers: Number of Ray workers for the search. None uses none, unless the search would take
-            long.
+        workers: Number of Ray workers for the search; 0 never uses Ray. None uses none, unless the
+            search would take long.
         address: Address of the Ray cluster to search on.
         progress: Called with the number of finished candidates (points of a sweep, changes to
             explain) and their total number.
@@ -185,7 +185,7 @@ def plan(
     without: Sequence[str] = (),
     before: AnyPath | None = None,
     only: Sequence[str] | None = None,
-    num_rows: int | None = None,
+    num_rows: int | None = NUM_INTERVALS,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
     **options: Unpack[Options],
 ) -> Plan:
@@ -202,8 +202,9 @@ def plan(
             first.
         only: Dimensions to search, such as ``tp``, ``dp`` and ``pp``; others are off, or as the
             experiment sets them. Default: all that the runtime can combine.
-        num_rows: Number of first rows to return exactly. The search leaves out candidates proven to
-            rank below them, which is much faster. By default it leaves out none.
+        num_rows: Number of first rows to return exactly. A search of many candidates leaves out
+            those that are proven to rank below them, which is much faster. None returns a row for
+            every candidate.
         leading: Called with each strategy that is faster than all earlier ones.
         options: Calibration, transfer, workers, address, progress: see `Options`.
 

@@ -99,6 +99,8 @@ def _node(node: Node) -> dict[str, Any]:
         "device": device,
         "intra": _link(node.intra),
         "inter": _link(node.inter),
+        **({"hosts": node.num_hosts} if node.hosts else {}),
+        **({"host_link": _link(node.host_link)} if node.host_link else {}),
     }
 
 

@@ -86,6 +86,22 @@ def fit_linear(problem: LinearProblem) -> LinearFit:
     return LinearFit(values=values, error=error, weights=weights, covariance=covariance)
 
 
+def left_out_residuals(problem: LinearProblem, fit: LinearFit) -> FloatArray:
+    """Return the residual of every trial under the fit of the others, shape ``(num_trials,)``.
+
+    Exact for the weights and the error of ``fit``: leaving a trial out of a weighted ridge
+    regression divides its residual by one minus its leverage.
+
+    References:
+        Cook and Weisberg, Residuals and influence in regression, 1982, section 2.2.
+    """
+    residuals = problem.offset + problem.slopes @ fit.values
+    precision = fit.weights / problem.sigma(fit.error) ** 2
+    leverages = precision * ((problem.slopes @ fit.covariance) * problem.slopes).sum(axis=1)
+    left_out: FloatArray = residuals / (1.0 - leverages)
+    return left_out
+
+
 def inverse(matrix: FloatArray) -> FloatArray:
     """Return the inverse of a symmetric positive matrix."""
     inverted: FloatArray = np.linalg.inv(matrix).astype(np.float64)

@@ -16,7 +16,14 @@ from amp_ray.calibration.choice import (
     order_by_effect,
     prior_sigma,
 )
-from amp_ray.calibration.linear import LinearFit, LinearProblem, fit_linear, inverse, robust_loss
+from amp_ray.calibration.linear import (
+    LinearFit,
+    LinearProblem,
+    fit_linear,
+    inverse,
+    left_out_residuals,
+    robust_loss,
+)
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Point, Predictor
 from amp_ray.clusters.constants import PROGRAM_SCALE
@@ -90,10 +97,38 @@ class TimeTrials:
         return self.predictor.time_slopes(self.plans, names, point)
 
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
+        """Choose the constants that these trials identify, or none if they do not help.
+
+        They help if a trial is predicted better from the others with them than without. So trials
+        that the cost model cannot explain leave it as it is. A single trial is always used.
+
+        Returns at most ``most`` names, the first choice first, and the reasons, by name, why
+        constants that change these trials were dropped.
+        """
+        names, dropped = self.identifiable(most)
+        if len(self.observations) == 1 or not names:
+            return names, dropped
+        with_them, without = self._left_out_error(names), self._left_out_error([])
+        if with_them < without:
+            return names, dropped
+        reason = (
+            f"not needed: a trial is predicted from the others with an error of "
+            f"{100 * without:.1f} % without it, {100 * with_them:.1f} % with it"
+        )
+        return [], dropped | dict.fromkeys(names, reason)
+
+    def _left_out_error(self, names: Sequence[str]) -> float:
+        """Return the mean error of predictions from the other trials, by the linear model."""
+        problem = self._linear(names, PRIOR, self.slopes(names, PRIOR))
+        errors = np.abs(left_out_residuals(problem, fit_linear(problem)))
+        return float(np.average(errors, weights=1.0 / (self.prior_error**2 + self.noise**2)))
+
+    def identifiable(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose constants that these trials identify, by the linear model around the prior.
 
-        Returns at most as many names as there are trials, the first choice first. Also returns the
-        reasons, by name, why chosen constants were dropped again in favour of the next ones.
+        Measured times are not used. Returns at most as many names as there are trials, the first
+        choice first. Also returns the reasons, by name, why chosen constants were dropped again in
+        favour of the next ones.
         """
         dropped: dict[str, str] = {}
         while True:

@@ -180,14 +180,14 @@ def _chosen(
             strategy, predicted_s = source.strategy(position)
             return Chosen(experiment=source.experiment, strategy=strategy, predicted_s=predicted_s)
         source = source.experiment
+    number = position or 1
     if strategies_path is None:
-        plan = api.plan(source, cost_model=cost_model)
+        plan = api.plan(source, cost_model=cost_model, num_rows=number)
         if (why_none := plan.why_none()) is not None:
             raise NotFeasibleError(f"no feasible strategy: {why_none}")
         results: Any = plan.feasible
     else:
         results = api.score(source, strategies_path, cost_model=cost_model)
-    number = position or 1
     if number > len(results):
         raise InputError(
             f"--position {number}: there are {counted(len(results), 'strategy', 'strategies')}"
@@ -211,7 +211,7 @@ def _export_all(
         if target == "optuna":
             rows += [flat_row(row) for row in source.result["ranking"] if row["feasible"]]
     else:
-        plan = api.plan(source, cost_model=cost_model)
+        plan = api.plan(source, cost_model=cost_model, num_rows=None)
         name, rows = source.name, plan.records()
         if target == "optuna":
             rows = rows[: len(plan.feasible)]

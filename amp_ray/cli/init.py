@@ -107,11 +107,11 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
     ):
         if node.get(key) is None:
             node[key] = _asked(option, question, default)
-    order = ("count", "device", "slots", "inter_gbit_per_s")
+    order = ("count", "device", "slots", "inter_gbit_per_s", "rack")
     return Answers(
         name=options["name"] or output.stem,
         model=model,
-        node={key: node[key] for key in order},
+        node={key: node[key] for key in order if key in node},
         batch=options["batch"] or _asked("--batch", "samples per optimizer step", _BATCH),
         sequence_length=options["sequence_length"] or _config_length(model),
         hostfile=options["hostfile"],

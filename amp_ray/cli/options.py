@@ -40,7 +40,7 @@ def together(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 
 class _Number(click.ParamType[int | None]):
-    """Option type for ``auto``, which becomes None, or a number from 1."""
+    """Option type for ``auto``, which becomes None, or a number from 0."""
 
     name = "auto|N"
 
@@ -53,9 +53,9 @@ class _Number(click.ParamType[int | None]):
         try:
             number = int(str(value))
         except ValueError:
-            number = 0
-        if number < 1:
-            self.fail(f"{value!r} is neither auto nor a number of workers from 1", param, ctx)
+            number = -1
+        if number < 0:
+            self.fail(f"{value!r} is neither auto nor a number of workers from 0", param, ctx)
         return number
 
 
@@ -136,7 +136,7 @@ workers_options = together(
         type=_Number(),
         default=_AUTO,
         show_default=True,
-        help="Ray workers that search. auto: none, unless the search would take long.",
+        help="Ray workers that search. 0: no Ray. auto: none, unless the search would take long.",
     ),
     click.option(
         "--address",

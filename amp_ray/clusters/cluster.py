@@ -1,6 +1,6 @@
 """Clusters: nodes, their devices, and the links between them."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -91,7 +91,7 @@ class Link:
         return self.latency_s if self.collective_latency_s is None else self.collective_latency_s
 
 
-KIND_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
+KIND_KEYS: Final = ("device", "num_slots", "num_hosts", "host_link", "intra", "inter", "zone")
 """Fields of a node that affect an iteration's time; equal for nodes of one kind."""
 
 _SLOW: Final = 0.25
@@ -100,14 +100,20 @@ _SLOW: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One host."""
+    """One host, or the hosts of a rack: devices with fast links among all of them.
 
-    name: str  # host name, as in the hostfile
+    A rack is one node to cost and search, since its links decide which groups of devices may be
+    large; only launches and reports ask for the host and the slot of a device (`Cluster.places`).
+    """
+
+    name: str  # host name, as in the hostfile; of a rack the first one
     device: Device
-    num_slots: int
-    intra: Link  # link between two devices of this node
-    inter: Link  # the node's network interface, shared by all its devices
+    num_slots: int  # devices of all its hosts, which have equally many
+    intra: Link  # link between two devices of this node; in a rack, also of different hosts
+    inter: Link  # network interface of each host, shared by the host's devices
     zone: str = ""  # region or data centre of the node; may be empty
+    hosts: tuple[str, ...] = ()  # hosts of a rack, in the hostfile's order; empty for a single host
+    host_link: Link | None = None  # link within one host of a rack; None if it is ``intra``
     # Price of one device per hour, in any currency; None if unknown
     price_per_device_hour: float | None = None
 
@@ -118,8 +124,32 @@ class Node:
 
     @property
     def nameless(self) -> "Node":
-        """The node without its name, to compare nodes by all other fields."""
-        return replace(self, name="")
+        """The node without its names, to compare nodes by all other fields."""
+        return replace(self, name="", hosts=("",) * len(self.hosts))
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Names of its hosts."""
+        return self.hosts or (self.name,)
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of its hosts."""
+        return len(self.hosts) or 1
+
+    @property
+    def host_slots(self) -> int:
+        """Devices of each host."""
+        return self.num_slots // self.num_hosts
+
+    def of_hosts(self, names: Sequence[str]) -> "Node":
+        """Return a node with other hosts of the same kind, at least one."""
+        num_slots = len(names) * self.host_slots
+        if len(names) > 1:
+            return replace(self, name=names[0], hosts=tuple(names), num_slots=num_slots)
+        intra = self.host_link or self.intra
+        host = replace(self, name=names[0], hosts=(), host_link=None, intra=intra)
+        return replace(host, num_slots=num_slots)
 
     @property
     def is_slow_within(self) -> bool:
@@ -132,6 +162,11 @@ class Node:
     def __post_init__(self) -> None:
         if self.num_slots < 1:
             raise ValueError(f"node {self.name!r} needs at least one slot, found {self.num_slots}")
+        if self.num_slots % self.num_hosts:
+            raise ValueError(
+                f"the {self.num_hosts} hosts of rack {self.name!r} must have equally many slots, "
+                f"found {self.num_slots} in all"
+            )
         if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
             message = f"node {self.name!r} has a price below 0: {self.price_per_device_hour}"
             raise ValueError(message)
@@ -147,7 +182,7 @@ class ZoneLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All nodes, in hostfile order; device numbers continue from node to node."""
+    """All nodes, in hostfile order; device numbers continue from host to host."""
 
     nodes: tuple[Node, ...]  # at least one node; names differ
     # Links of node pairs ``(i, j)`` with ``i < j``, which replace the link derived from the two
@@ -158,13 +193,13 @@ class Cluster:
     zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [node.name for node in self.nodes]
+        names, num_nodes = self.host_names, len(self.nodes)
         if not names or len(set(names)) != len(names):
-            raise ValueError(f"a cluster needs nodes with different names, found {names}")
+            raise ValueError(f"a cluster needs nodes with different names, found {[*names]}")
         for low, high in self.pair_links:
-            if not 0 <= low < high < len(names):
+            if not 0 <= low < high < num_nodes:
                 raise ValueError(
-                    f"link between nodes {low} and {high}: there are nodes 0..{len(names) - 1}"
+                    f"link between nodes {low} and {high}: there are nodes 0..{num_nodes - 1}"
                 )
 
     @cached_property
@@ -176,6 +211,40 @@ class Cluster:
     def slot_of_device(self) -> tuple[int, ...]:
         """Slot of each device within its node."""
         return tuple(slot for node in self.nodes for slot in range(node.num_slots))
+
+    @cached_property
+    def host_names(self) -> tuple[str, ...]:
+        """Names of all hosts, in hostfile order."""
+        return tuple(name for node in self.nodes for name in node.host_names)
+
+    @cached_property
+    def hosts(self) -> tuple[Node, ...]:
+        """Every host as a node, in hostfile order."""
+        return tuple(
+            node.of_hosts((name,)) if node.hosts else node
+            for node in self.nodes
+            for name in node.host_names
+        )
+
+    @cached_property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Host of each device, and its slot there."""
+        return tuple((host.name, slot) for host in self.hosts for slot in range(host.num_slots))
+
+    @cached_property
+    def host_of_device(self) -> tuple[int, ...]:
+        """Index into ``hosts`` of each device."""
+        return tuple(i for i, host in enumerate(self.hosts) for _ in range(host.num_slots))
+
+    @cached_property
+    def has_racks(self) -> bool:
+        """Whether some hosts share a rack."""
+        return len(self.hosts) > len(self.nodes)
+
+    @cached_property
+    def has_host_links(self) -> bool:
+        """Whether devices of one host of a rack have a link of their own."""
+        return any(node.host_link is not None for node in self.nodes)
 
     @property
     def num_devices(self) -> int:
@@ -196,7 +265,12 @@ class Cluster:
     def at(self, num_bytes: float) -> "Cluster":
         """Return the cluster with the rates of all links for a message size."""
         nodes = tuple(
-            replace(node, intra=node.intra.at(num_bytes), inter=node.inter.at(num_bytes))
+            replace(
+                node,
+                intra=node.intra.at(num_bytes),
+                inter=node.inter.at(num_bytes),
+                host_link=node.host_link and node.host_link.at(num_bytes),
+            )
             for node in self.nodes
         )
         pairs = {pair: link.at(num_bytes) for pair, link in self.pair_links.items()}
@@ -210,7 +284,9 @@ class Cluster:
     def has_rates_by_size(self) -> bool:
         """Whether the rate of some link depends on the size of a message."""
         joined = (zone.link for zone in self.zone_links.values())
-        of_nodes = (link for node in self.nodes for link in (node.intra, node.inter))
+        of_nodes = (
+            link for node in self.nodes for link in (node.intra, node.inter, node.host_link) if link
+        )
         return any(link.rates for link in (*of_nodes, *joined, *self.pair_links.values()))
 
     @cached_property
@@ -243,6 +319,17 @@ class Cluster:
             if low in position and high in position
         }
         return replace(self, nodes=tuple(self.nodes[node] for node in nodes), pair_links=pairs)
+
+    def of_hosts(self, names: Collection[str]) -> "Cluster":
+        """Return a cluster with only these hosts, in its order."""
+        kept = [[name for name in node.host_names if name in names] for node in self.nodes]
+        present = [index for index, hosts in enumerate(kept) if hosts]
+        part = self.part(present)
+        nodes = tuple(
+            node if len(kept[index]) == node.num_hosts else node.of_hosts(kept[index])
+            for index, node in zip(present, part.nodes, strict=True)
+        )
+        return replace(part, nodes=nodes)
 
     @cached_property
     def slow_links(self) -> str:

@@ -100,6 +100,11 @@ class Device:
         return None if rate is None else self.link_fraction * rate
 
     @property
+    def rack_devices(self) -> int:
+        """Devices of a rack that its links join; 0 if they join those of one host."""
+        return _RACK_DEVICES.get(self.name, 0)
+
+    @property
     def memory_gib(self) -> float:
         """Usable memory in GiB."""
         return self.memory_bytes / GIB
@@ -185,6 +190,10 @@ _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in name
 
 _SWITCHED_LINKS: Final = (300.0, 450.0, 900.0)
 """Link rates of boards behind a switch (NVSwitch since A100), where a ring can use all links."""
+
+_RACK_DEVICES: Final = {"GB200": 72, "GB300": 72}
+"""Devices of an NVLink domain of several hosts: 18 trays of four behind NVLink switches, with
+900 GB/s of each device in one direction (NVIDIA GB200 NVL72 and GB300 NVL72 data sheets)."""
 
 _REACHED: Final = 0.79
 """Share of a switched link's rate that long all-reduces reach: 238 of 300 GB/s on A100 (NCCL

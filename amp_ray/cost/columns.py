@@ -107,7 +107,7 @@ class Columns:
         per_hour = sum(node.price_per_device_hour or 0.0 for node in used)
         egress = 0.0
         if self._prices.any():
-            groups = [self._node_of_device[np.array(group)] for group in stages.groups]
+            groups = [self._zone_of_device[np.array(group)] for group in stages.groups]
             if any(self._prices[np.ix_(group, group)].any() for group in groups):
                 return None
             bounds = all_bounds(self.experiment.model, strategy)
@@ -121,14 +121,31 @@ class Columns:
 
     @cached_property
     def _prices(self) -> FloatArray:
-        """Money per byte between nodes, shape ``(num_nodes, num_nodes)``."""
-        zones = np.array([node.zone for node in self.experiment.cluster.nodes])
-        prices = np.zeros((len(zones), len(zones)))
+        """Money per byte between zones, shape ``(num_zones, num_zones)``."""
+        number = {zone: index for index, zone in enumerate(self._zones)}
+        prices = np.zeros((len(number), len(number)))
         for names, joined in self.experiment.cluster.zone_links.items():
-            one, other = (np.flatnonzero(zones == name) for name in names)
-            prices[np.ix_(one, other)] = joined.price_per_byte
-            prices[np.ix_(other, one)] = joined.price_per_byte
+            if number.keys() >= {*names}:
+                one, other = (number[name] for name in names)
+                prices[one, other] = prices[other, one] = joined.price_per_byte
         return prices
+
+    @cached_property
+    def _zones(self) -> list[str]:
+        """Zones of the nodes."""
+        return list(dict.fromkeys(node.zone for node in self.experiment.cluster.nodes))
+
+    @cached_property
+    def _zone_of_device(self) -> IntArray:
+        """Shape ``(num_devices,)``. Index of each device's zone."""
+        zones: IntArray = self._zone_of_node[self._node_of_device]
+        return zones
+
+    @cached_property
+    def _zone_of_node(self) -> IntArray:
+        """Shape ``(num_nodes,)``. Index of each node's zone."""
+        nodes = self.experiment.cluster.nodes
+        return np.array([self._zones.index(node.zone) for node in nodes])
 
     @cached_property
     def _node_of_device(self) -> IntArray:
@@ -161,7 +178,7 @@ class Columns:
         num_slices = lcm(len(senders), len(receivers))
         index = np.arange(num_slices)
         one, other = (
-            self._node_of_device[group[index * len(group) // num_slices]]
+            self._zone_of_device[group[index * len(group) // num_slices]]
             for group in (senders, receivers)
         )
         return float(self._prices[one, other].mean())
@@ -189,8 +206,8 @@ class Columns:
 
     def _price_around(self, devices: IntArray) -> float:
         """Return the price of a byte that goes once around a ring, node after node."""
-        nodes = np.unique(self._node_of_device[devices])
-        return float(self._prices[nodes, np.roll(nodes, -1)].sum())
+        zones = self._zone_of_node[np.unique(self._node_of_device[devices])]
+        return float(self._prices[zones, np.roll(zones, -1)].sum())
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:

@@ -348,21 +348,33 @@ class RankTable(NamedTuple):
     first_end: IntArray  # shape ``(num_stages + 1,)``. Where each stage's values begin in ``ends``.
 
 
+class LinkTable(NamedTuple):
+    """Rates and latencies of messages within and between nodes, by the kind of node."""
+
+    kind_of_node: IntArray  # shape ``(num_nodes,)``
+    num_hosts: FloatArray  # shape ``(num_kinds,)``. Hosts of a node, each with an interface.
+    intra_bytes_per_s: FloatArray  # shape ``(num_kinds,)``. Rate of a rank within its node.
+    intra_step_s: FloatArray  # shape ``(num_kinds,)``. Latency within a node.
+    # Shape ``(num_kinds, num_kinds)``. Rate that all ranks of a node share, and latency.
+    inter_bytes_per_s: FloatArray
+    inter_step_s: FloatArray
+
+
 @kept()
 def slowest_messages(
-    pairs: IntArray, ranks: RankTable, rates: FloatArray, steps: FloatArray, num_parts: int
+    pairs: IntArray, ranks: RankTable, links: LinkTable, num_parts: int
 ) -> FloatArray:
     """Find the slowest message of each cut when all its messages are sent at once.
 
     A rank sends the samples that it has to the ranks that need them. Samples of a tensor are cut
     into pieces, as many as both tp divide; each piece of a sample is one unit. All units that leave
-    or enter a node over its network interface share it, and so do all units of a rank its link.
+    or enter a node over its network interfaces share them, and so do all units of a rank its link.
+    A rank has at most the interface of its host.
 
     Args:
         pairs: Shape ``(num_cuts, 2)``. The stage before and the stage after each cut.
         ranks: Ranks of the stages.
-        rates: Shape ``(num_nodes, num_nodes)``. Bytes per second; within nodes on the diagonal.
-        steps: The same shape. Latency.
+        links: Links of the nodes.
         num_parts: Number of parts of the samples.
 
     Returns:
@@ -372,7 +384,7 @@ def slowest_messages(
     slowest = np.zeros((len(pairs), num_parts, 4))
     for index in range(len(pairs)):
         messages = _messages(pairs[index, 0], pairs[index, 1], ranks)
-        _meet(messages, rates, steps, slowest[index])
+        _meet(messages, links, slowest[index])
     return slowest
 
 
@@ -407,12 +419,12 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
 
 
 @numba.njit(**INNER)
-def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, slowest: FloatArray) -> None:
+def _meet(messages: IntArray, links: LinkTable, slowest: FloatArray) -> None:
     """Write the slowest message of each part; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
     # The last message goes from the last rank of its stage to the last rank of the other.
     num_ranks = max(messages[-1, 0], messages[-1, 1]) + 1
-    loads = np.zeros((4, max(num_ranks, len(rates)), 2))
+    loads = np.zeros((4, max(num_ranks, links.kind_of_node.size), 2))
     for message in range(len(messages)):
         source, target = messages[message, 2], messages[message, 3]
         for kind in range(2):
@@ -425,11 +437,15 @@ def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, slowest: Flo
         a, b, part = messages[message, 0], messages[message, 1], messages[message, 5]
         source, target = messages[message, 2], messages[message, 3]
         slowest[part, 0] = max(slowest[part, 0], loads[0, a, 1], loads[1, b, 1])
-        slowest[part, 1] = max(slowest[part, 1], steps[source, target])
-        rank_rate = min(rates[source, source], rates[target, target])
+        one, other = links.kind_of_node[source], links.kind_of_node[target]
+        step_s = links.intra_step_s[one] if source == target else links.inter_step_s[one, other]
+        slowest[part, 1] = max(slowest[part, 1], step_s)
+        rank_rate = min(links.intra_bytes_per_s[one], links.intra_bytes_per_s[other])
+        num_hosts = max(links.num_hosts[one], links.num_hosts[other])
         for kind in range(2):
-            seconds = max(loads[0, a, kind], loads[1, b, kind]) / rank_rate
+            of_rank = max(loads[0, a, kind], loads[1, b, kind])
+            seconds = of_rank / rank_rate
             if source != target:
-                shared = max(loads[2, source, kind], loads[3, target, kind])
-                seconds = max(seconds, shared / rates[source, target])
+                shared = max(loads[2, source, kind], loads[3, target, kind], of_rank * num_hosts)
+                seconds = max(seconds, shared / links.inter_bytes_per_s[one, other])
             slowest[part, 2 + kind] = max(slowest[part, 2 + kind], seconds)

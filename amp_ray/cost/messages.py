@@ -48,7 +48,7 @@ class MessageModel:
         if pairs is None:
             pairs = (np.arange(stages.num_cuts)[:, None] + np.arange(2)) % stages.pp
         ranks = rank_table(self.topology, stages)
-        slowest = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
+        slowest = slowest_messages(pairs, ranks, self.topology.links, stages.num_parts)
         gathers = None
         if self.slices and any(options.tp > 1 for options in stages.distinct_options[0]):
             gathers = self.gathers(stages, rings)[pairs].max(axis=1)
@@ -151,14 +151,6 @@ class MessageModel:
         return tuple(
             self.sample_bytes(tp) * (1 if is_sliced or divided else tp) for is_sliced, tp in kinds
         )
-
-    @cached_property
-    def links(self) -> tuple[FloatArray, FloatArray]:
-        """Rates and latencies between nodes; within them on the diagonal."""
-        rates, steps = (table.copy() for table in self.topology.between)
-        np.fill_diagonal(rates, self.topology.intra_bytes_per_s)
-        np.fill_diagonal(steps, self.topology.intra_step_s)
-        return rates, steps
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

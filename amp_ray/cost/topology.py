@@ -4,20 +4,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, log2
-from typing import Final, Self, cast
+from math import ceil, inf, log2
+from typing import Self
 
 import numpy as np
 
-from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.clusters.cluster import Cluster, Link
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
+from amp_ray.cost.kernels import LinkTable
 from amp_ray.memo import memoised
-
-_MOST_LISTED: Final = 256
-"""Nodes up to which rates are also kept as lists: these are faster to read one by one, but of 2,048
-nodes they are four million numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,46 +56,81 @@ class Topology:
         return np.array(self.cluster.type_of_device, dtype=np.int64)
 
     @cached_property
-    def intra_bytes_per_s(self) -> FloatArray:
-        """Shape ``(num_nodes,)``. Rate of one rank within its node."""
-        rates = [node.intra.bandwidth_bytes_per_s for node in self.cluster.nodes]
-        return np.array(rates) * self.constants.intra_efficiency
+    def kind_of_node(self) -> IntArray:
+        """Shape ``(num_nodes,)``. Kind of each node.
+
+        Nodes of one kind have equal links; a node with a special link to another node is a kind.
+        """
+        return np.array(self._kinds[0], dtype=np.int64)
 
     @cached_property
-    def intra_step_s(self) -> FloatArray:
-        """Shape ``(num_nodes,)``. Latency of one message within a node."""
-        latencies = [node.intra.latency_s for node in self.cluster.nodes]
-        return np.array(latencies) * self.constants.latency_scale
+    def _kinds(self) -> tuple[list[int], list[Node]]:
+        """Kind of each node, and the first node of each kind."""
+        number: dict[object, int] = {}
+        kinds, first = list[int](), list[Node]()
+        for node, link_key in zip(self.cluster.nodes, self.cluster.link_keys, strict=True):
+            links = (node.intra, node.host_link, node.inter, node.zone)
+            key = links, node.num_hosts, node.host_slots, link_key
+            kinds.append(number.setdefault(key, len(number)))
+            if kinds[-1] == len(first):
+                first.append(node)
+        return kinds, first
 
     @cached_property
-    def between(self) -> tuple[FloatArray, FloatArray]:
-        """Rate and latency of messages between nodes, of shape ``(num_nodes, num_nodes)``."""
-        rates = self._between_nodes(np.minimum, lambda link: link.line_bytes_per_s)
-        steps = self._between_nodes(np.maximum, lambda link: link.latency_s)
-        return rates * self.constants.nic_efficiency, steps * self.constants.latency_scale
+    def has_pair(self) -> BoolArray:
+        """Shape ``(num_kinds, num_kinds)``. Whether two different nodes have these kinds."""
+        is_several = np.bincount(self.kind_of_node) > 1
+        pairs: BoolArray = ~np.eye(len(is_several), dtype=np.bool_) | is_several
+        return pairs
 
-    def _between_nodes(self, worse: np.ufunc, figure: Callable[[Link], float]) -> FloatArray:
-        """Return a figure of the path between every two nodes, shape ``(num_nodes, num_nodes)``.
+    @cached_property
+    def links(self) -> LinkTable:
+        """Rates and latencies of messages."""
+        scale, nodes = self.constants.latency_scale, self._kinds[1]
+        rates = self._between_kinds(np.minimum, lambda link: link.line_bytes_per_s, shared=True)
+        steps = self._between_kinds(np.maximum, lambda link: link.latency_s)
+        return LinkTable(
+            kind_of_node=self.kind_of_node,
+            num_hosts=np.array([node.num_hosts for node in nodes], np.float64),
+            intra_bytes_per_s=self.constants.intra_efficiency
+            * np.array([node.intra.bandwidth_bytes_per_s for node in nodes]),
+            intra_step_s=np.array([node.intra.latency_s for node in nodes]) * scale,
+            inter_bytes_per_s=rates * self.constants.nic_efficiency,
+            inter_step_s=steps * scale,
+        )
+
+    def _between_kinds(
+        self, worse: np.ufunc, figure: Callable[[Link], float], *, shared: bool = False
+    ) -> FloatArray:
+        """Return a figure of the path between two nodes by kind, shape ``(num_kinds, num_kinds)``.
 
         It comes from the pair's link if there is one, otherwise from the worst of both interfaces
         and the link between their zones.
+
+        Args:
+            worse: Chooses between two figures.
+            figure: Figure of a link.
+            shared: Whether the hosts of a rack add up: each has an interface.
         """
-        nodes = self.cluster.nodes
-        of_node = np.array([figure(node.inter) for node in nodes])
+        kinds, nodes = self._kinds
+        hosts = np.array([node.num_hosts if shared else 1 for node in nodes])
+        of_node = np.array([figure(node.inter) for node in nodes]) * hosts
         zones = np.array([node.zone for node in nodes])
         figures: FloatArray = worse.outer(of_node, of_node)
         for names, joined in self.cluster.zone_links.items():
             one, other = (np.flatnonzero(zones == name) for name in names)
             for block in (np.ix_(one, other), np.ix_(other, one)):
-                figures[block] = worse(figures[block], figure(joined.link))
+                paths = np.minimum.outer(hosts, hosts)[block]
+                figures[block] = worse(figures[block], figure(joined.link) * paths)
         for (low, high), link in self.cluster.pair_links.items():
-            figures[low, high] = figures[high, low] = figure(link)
+            pair = kinds[low], kinds[high]
+            figures[pair] = figures[pair[::-1]] = figure(link)
         return figures
 
     def rings(self, groups: IntArray | Sequence[Sequence[int]]) -> Rings:
         """Return rates and latencies of several rings that run at once.
 
-        Rings that leave a node share its network interface; within a node a ring runs at the
+        Rings that leave a node share its network interfaces; within a node a ring runs at the
         node's own rate. A ring visits each node once, in the nodes' order.
 
         Args:
@@ -107,24 +139,30 @@ class Topology:
         if isinstance(groups, np.ndarray):
             if groups.shape[1] == 1:
                 return Rings(paths=(NO_RING,), index=(0,) * len(groups))
-            if self.cluster.is_even:
+            if self.cluster.is_even and not self.cluster.has_host_links:
                 return self._even_rings(groups.shape, groups.tobytes())
             groups = groups.tolist()
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
         node_of_device = self.cluster.node_of_device
         rows = [
-            (tuple(sorted({node_of_device[device] for device in group})), len(group))
+            (
+                tuple(sorted({node_of_device[device] for device in group})),
+                len(group),
+                self.in_one_host(group),
+            )
             for group in groups
         ]
         sharers: Counter[int] = Counter()
-        for (nodes, _), count in Counter(rows).items():
+        for (nodes, _, _), count in Counter(rows).items():
             if len(nodes) > 1:
                 sharers.update(dict.fromkeys(nodes, count))
         paths: dict[Path, int] = {}
         index_of_row = {}
         for row in dict.fromkeys(rows):
-            path = self._ring(*row, tuple([sharers[node] for node in row[0]]))
+            nodes, size, in_host = row
+            shared = tuple([sharers[node] for node in nodes])
+            path = self._ring(nodes, size, shared, in_host=in_host)
             index_of_row[row] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
@@ -146,38 +184,65 @@ class Topology:
         for kind_index in np.argsort(first).tolist():
             ring = first[kind_index]
             count, shared = int(visited[ring]), int(most[ring])
-            path = self._ring(tuple(range(count)), shape[1], (shared,) * count)
+            path = self._ring(tuple(range(count)), shape[1], (shared,) * count, in_host=False)
             number[kind_index] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(number[kind].tolist()))
 
-    @memoised
-    def _ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: tuple[int, ...]) -> Path:
-        """Return `ring`, with the sharers of each of the nodes."""
-        return self.ring(nodes, num_ranks, dict(zip(nodes, sharers, strict=True)))
+    def in_one_host(self, group: Sequence[int]) -> bool:
+        """Return whether devices are in one host of a rack with links of its own."""
+        hosts = self.cluster.host_of_device
+        return self.cluster.has_host_links and len({hosts[device] for device in group}) == 1
 
-    def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
+    @memoised
+    def _ring(
+        self, nodes: tuple[int, ...], num_ranks: int, sharers: tuple[int, ...], *, in_host: bool
+    ) -> Path:
+        """Return `ring`, with the sharers of each of the nodes."""
+        shared = dict(zip(nodes, sharers, strict=True))
+        return self.ring(nodes, num_ranks, shared, in_host=in_host)
+
+    def ring(
+        self,
+        nodes: tuple[int, ...],
+        num_ranks: int,
+        sharers: Mapping[int, int],
+        *,
+        in_host: bool | None = None,
+    ) -> Path:
         """Return the slowest rate and the longest step of one ring.
 
         A rank passes on the data of the previous step, so every step lasts as long as the slowest
-        hop.
+        hop. In a rack, a ring uses the interfaces of at most as many hosts as it has ranks there.
 
         Args:
             nodes: The nodes that it visits, ascending.
             num_ranks: Ranks in the ring.
             sharers: Per node, the number of rings that leave it; unused for a ring within a node.
+            in_host: Whether all ranks are in one host of a rack; by default if they fit into one.
         """
         if num_ranks == 1:
             return NO_RING
-        within_rate, within_step = self._within
-        in_node_rate = min(within_rate[node] for node in nodes)
-        in_node_step = max(within_step[node] for node in nodes)
+        kinds, first = self._kinds
         overhead = 1.0 + RING_OVERHEAD_RANKS / num_ranks
+        within_rate, within_step = self._within
+        in_node_rate = min(within_rate[kinds[node]] for node in nodes)
+        in_node_step = max(within_step[kinds[node]] for node in nodes)
         if len(nodes) == 1:
+            node = first[kinds[nodes[0]]]
+            fits = num_ranks <= node.host_slots if in_host is None else in_host
+            if node.host_link is not None and fits:
+                in_node_rate = (
+                    node.host_link.bandwidth_bytes_per_s * self.constants.intra_efficiency
+                )
+                in_node_step = node.host_link.step_s * self.constants.latency_scale
             return Path(bytes_per_s=in_node_rate / overhead, step_s=in_node_step)
         rates, steps = self._between
-        hops = list(zip(nodes, (*nodes[1:], nodes[0]), strict=True))
-        rate = min(rates[a][b] / max(sharers[a], sharers[b]) for a, b in hops)
-        step = max(steps[a][b] for a, b in hops)
+        spread = len(nodes) / num_ranks
+        shares = [max(sharers[node], first[kinds[node]].num_hosts * spread) for node in nodes]
+        places = [(kinds[node], share) for node, share in zip(nodes, shares, strict=True)]
+        hops = list(zip(places, (*places[1:], places[0]), strict=True))
+        rate = min(rates[a][b] / max(one, other) for (a, one), (b, other) in hops)
+        step = max(steps[a][b] for (a, _), (b, _) in hops)
         # With one rank per node no hop stays inside, but every rank still feeds its interface.
         in_node_rate /= 1.0 if len(nodes) == num_ranks else overhead
         return Path(
@@ -193,9 +258,9 @@ class Topology:
 
         A rank sends an equal part of its bytes to every rank of its group, itself included. Bytes
         for its own node use the node's links. At the same time, bytes for other nodes use the
-        network interface, which is shared by all ranks of the node that send to other nodes. Of
-        several copies for one node, only one crosses the network; the others are made there and use
-        the node's links.
+        network interfaces, which are shared by all ranks of the node that send to other nodes; a
+        rank has at most the interface of its host. Of several copies for one node, only one crosses
+        the network; the others are made there and use the node's links.
 
         Args:
             groups: Devices of each group, shape ``(num_groups, size)``.
@@ -224,43 +289,70 @@ class Topology:
             if len(count) > 1:
                 sharers.update(count)
         rates, steps = self._between
-        within_rate, within_step = self._within
+        (kinds, first), (within_rate, within_step) = self._kinds, self._within
         slowest, step_s = 0.0, 0.0
         for nodes in {tuple(sorted(count.items())) for count in counts}:
             for node, here in nodes:
-                peers = [(other, count) for other, count in nodes if other != node]
+                kind = kinds[node]
+                peers = [(kinds[other], count) for other, count in nodes if other != node]
                 share = (here if copies == 1 or not peers else size) / size
-                inside = share * (here - 1) / here / within_rate[node]
+                inside = share * (here - 1) / here / within_rate[kind]
                 slowest = max(slowest, inside)
-                step_s = max(step_s, within_step[node])
+                step_s = max(step_s, within_step[kind])
                 if peers:
-                    reached = min(rates[node][other] for other, _ in peers)
+                    reached = min(rates[kind][other] for other, _ in peers)
                     sent = sum(1 - (1 - count / size) ** copies for _, count in peers) / copies
-                    slowest = max(slowest, sent * sharers[node] / reached)
-                    step_s = max(step_s, *(steps[node][other] for other, _ in peers))
+                    shared = max(sharers[node], first[kind].num_hosts)
+                    slowest = max(slowest, sent * shared / reached)
+                    step_s = max(step_s, *(steps[kind][other] for other, _ in peers))
         most = max(map(len, counts))
         return Path(bytes_per_s=1.0 / slowest, step_s=step_s, num_nodes=most)
 
     @cached_property
     def ring_step_s(self) -> FloatArray:
-        """Latency of one step of a collective, shape ``(num_nodes, num_nodes)``.
-
-        Within a node on the diagonal.
-        """
-        steps = self._between_nodes(np.maximum, lambda link: link.step_s)
-        np.fill_diagonal(steps, [node.intra.step_s for node in self.cluster.nodes])
+        """Latency of one step of a collective between nodes, shape ``(num_kinds, num_kinds)``."""
+        steps = self._between_kinds(np.maximum, lambda link: link.step_s)
         scaled: FloatArray = steps * self.constants.latency_scale
         return scaled
 
     @cached_property
+    def best_inter_bytes_per_s(self) -> float:
+        """Fastest rate between two nodes; 0 if there is only one."""
+        return float(self.links.inter_bytes_per_s.max(where=self.has_pair, initial=0.0))
+
+    @cached_property
+    def best_intra_bytes_per_s(self) -> float:
+        """Fastest rate of a rank within a node or one of its hosts."""
+        links = (node.host_link or node.intra for node in self._kinds[1])
+        best = max(link.bandwidth_bytes_per_s for link in links) * self.constants.intra_efficiency
+        return max(best, float(self.links.intra_bytes_per_s.max()))
+
+    @cached_property
+    def least_ring_step_s(self) -> float:
+        """Least latency of one step of a collective, within or between nodes."""
+        between = self.ring_step_s.min(where=self.has_pair, initial=inf)
+        return float(min(between, *self._within[1], *self._host_steps_s))
+
+    @cached_property
+    def least_message_step_s(self) -> float:
+        """Least latency of a message, within or between nodes."""
+        between = self.links.inter_step_s.min(where=self.has_pair, initial=inf)
+        return float(min(between, self.links.intra_step_s.min()))
+
+    @property
+    def _host_steps_s(self) -> list[float]:
+        """Latency of one step of a collective within one host of a rack, if it has a link."""
+        links = (node.host_link for node in self._kinds[1])
+        return [link.step_s * self.constants.latency_scale for link in links if link is not None]
+
+    @cached_property
     def _within(self) -> tuple[list[float], list[float]]:
-        """Rate and step of a ring within each node, as lists: rings are short, arrays slow."""
-        return self.intra_bytes_per_s.tolist(), np.diag(self.ring_step_s).tolist()
+        """Rate and step of a ring within nodes, by kind, as lists: rings are short, arrays slow."""
+        scale = self.constants.latency_scale
+        steps = [node.intra.step_s * scale for node in self._kinds[1]]
+        return self.links.intra_bytes_per_s.tolist(), steps
 
     @cached_property
     def _between(self) -> tuple[list[list[float]], list[list[float]]]:
-        """Rate and step of a ring between each two nodes, as lists unless these would be long."""
-        tables = self.between[0], self.ring_step_s
-        is_long = len(self.cluster.nodes) > _MOST_LISTED
-        rates, steps = tables if is_long else (table.tolist() for table in tables)
-        return cast("list[list[float]]", rates), cast("list[list[float]]", steps)
+        """Rate and step of a ring between two nodes by kind, as lists."""
+        return self.links.inter_bytes_per_s.tolist(), self.ring_step_s.tolist()

@@ -67,7 +67,7 @@ def deepspeed_folder(chosen: Chosen) -> Export:
     )
     experiment, names = reached(chosen.experiment)
     sizes = Counter[str]()
-    for name, node in zip(names, experiment.cluster.nodes, strict=True):
+    for name, node in zip(names, experiment.cluster.hosts, strict=True):
         sizes[name] += node.num_slots
     script = (
         header(chosen, _IS_SYNTHETIC, "On host i: NODE_RANK=i bash launch.sh")

@@ -144,17 +144,14 @@ def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
 def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
     """Return host and slot of every rank, if an exported script sets them."""
     hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
-    names = {node.name for node in cluster.nodes}
-    if hosts is None or devices is None or not set(_split(hosts[1])) <= names:
+    if hosts is None or devices is None or not {*_split(hosts[1])} <= {*cluster.host_names}:
         return None
     wrong = [slots for slots in devices[1].split() if not _SLOTS.fullmatch(slots)]
     if wrong:
         raise ValueError(f"DEVICES: found {shown(wrong[0])}; expected slots such as 0,1")
     pairs = zip(_split(hosts[1]), devices[1].split(), strict=False)
     places = [[host, int(slot)] for host, slots in pairs for slot in slots.split(",")]
-    slots = zip(cluster.node_of_device, cluster.slot_of_device, strict=True)
-    usual = [[cluster.nodes[node].name, slot] for node, slot in slots]
-    return None if places == usual else places
+    return None if places == [*map(list, cluster.places)] else places
 
 
 def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def reached(experiment: Experiment, *, by_scheduler: bool = False) -> tuple[Expe
     Raises:
         ValueError: If two nodes have the same address.
     """
-    nodes, trials = experiment.cluster.nodes, experiment.trials
+    nodes, trials = experiment.cluster.hosts, experiment.trials
     if trials.backend == "local" and not experiment.names_hosts and not by_scheduler:
         return experiment, [_LOOPBACK] * len(nodes)
     hosts = [parse_target(node.name).host for node in nodes]

@@ -74,6 +74,22 @@ class DeviceSection(Section):
     """Dense peak rate; the rate of `precision` is needed."""
 
 
+class RackSection(Section):
+    """``rack`` of a node: hosts whose devices are joined by fast links."""
+
+    nodes: Few
+    """Hosts of a rack. In hostfile order, the hosts of an entry fill one rack after the other."""
+    gbit_per_s: AnyLinkRate | None = None
+    """Rate of a long all-reduce of one device with devices of other hosts of the rack. Default:
+    that within a host."""
+    gbyte_per_s: AnyLinkRate | None = None
+    """The same in GB/s."""
+    latency_us: Latency | None = None
+    """Latency of a message between hosts of the rack. Default: that within a host."""
+    collective_us: Latency | None = None
+    """Latency of one step of a collective. Default: `latency_us`, else that within a host."""
+
+
 class NodeSection(Section):
     """One entry of ``cluster.nodes``: ``count`` equal nodes."""
 
@@ -112,6 +128,10 @@ class NodeSection(Section):
     message). Default: that of a message."""
     inter_collective_us: Latency | None = None
     """The same between nodes. Default: that of a message."""
+    rack: RackSection | None = None
+    """Hosts that share a rack: tensor-, context- and expert-parallel groups may span these as they
+    may span the devices of a host, and `inter_gbit_per_s` counts between racks only.
+    `{nodes: 1}` is no rack. Default: racks of 72 devices of GB200 and GB300 (NVL72), else none."""
     memory_gib: Memory | None = None
     """Memory that processes can allocate per device. Default: the device's."""
     nominal_memory_gib: Memory | None = None
@@ -180,7 +200,7 @@ def build_cluster(
             names = [host.host for host in hosts]
         zones = {entry.zone for entry in section.nodes if entry.zone is not None}
         links, zone_links = _links(document, section.links, names, zones)
-    devices, links_of = [], []
+    devices, links_of = list[Device](), list[tuple[Link, Link, Link]]()
     for index, entry in enumerate(section.nodes):
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
             device = _device(entry)
@@ -189,12 +209,31 @@ def build_cluster(
             with mistakes.collect(), document.at("cluster", "nodes", index):
                 links_of.append(_links_of_node(entry, device))
     mistakes.check()
+    nodes, first = list[Node](), 0
+    for entry, device, node_links in zip(section.nodes, devices, links_of, strict=True):
+        of_entry = names[first : first + entry.count]
+        nodes += _nodes(of_entry, entry, device, node_links)
+        first += entry.count
+    _check_racks(document, section, nodes)
+    of_host = [index for index, node in enumerate(nodes) for _ in node.host_names]
+    pairs = {(of_host[low], of_host[high]): link for (low, high), link in links.items()}
     with document.at("cluster"):
-        nodes = tuple(
-            _node(name, section.nodes[index], devices[index], *links_of[index])
-            for name, index in zip(names, entries, strict=True)
-        )
-        return Cluster(nodes=nodes, pair_links=links, zone_links=zone_links)
+        return Cluster(nodes=tuple(nodes), pair_links=pairs, zone_links=zone_links)
+
+
+def _check_racks(document: Document, section: ClusterSection, nodes: Sequence[Node]) -> None:
+    """Refuse a link of a host in a rack, which shares its links with the other hosts."""
+    racked = {name for node in nodes for name in node.hosts}
+    mistakes = Mistakes()
+    for position, entry in enumerate(section.links):
+        with mistakes.collect(), document.at("cluster", "links", position, "between"):
+            inside = sorted(racked.intersection(entry.between))
+            if inside:
+                raise ValueError(
+                    f"host {inside[0]!r} is in a rack, whose hosts share their links; state the "
+                    "rate of `rack`, or a link of two zones, or rack: {nodes: 1}"
+                )
+    mistakes.check()
 
 
 def _check_size(document: Document, section: ClusterSection) -> None:
@@ -268,17 +307,19 @@ def _described_device(section: DeviceSection) -> Device:
     )
 
 
-def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link]:
-    """Return the link within a node (by default that of its boards) and its network interface."""
+def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link, Link]:
+    """Return the link within a host (by default that of its boards), in a rack, and outside."""
     reached = device.reached_link_bytes_per_s
     default = None if reached is None else reached * BITS_PER_BYTE / GIGA
+    intra = _link(
+        _gbit_per_s("intra_", entry.intra_gbit_per_s, entry.intra_gbyte_per_s, default),
+        entry.intra_latency_us,
+        entry.intra_collective_us,
+        DEFAULT_INTRA_LATENCY_S,
+    )
     return (
-        _link(
-            _gbit_per_s("intra_", entry.intra_gbit_per_s, entry.intra_gbyte_per_s, default),
-            entry.intra_latency_us,
-            entry.intra_collective_us,
-            DEFAULT_INTRA_LATENCY_S,
-        ),
+        intra,
+        intra if entry.rack is None else _rack_link(entry.rack, intra),
         _link(
             _gbit_per_s("inter_", entry.inter_gbit_per_s, entry.inter_gbyte_per_s),
             entry.inter_latency_us,
@@ -306,16 +347,38 @@ def _gbit_per_s(
     raise ValueError(f"{prefix}gbit_per_s is missing (or {prefix}gbyte_per_s){hint}")
 
 
-def _node(name: str, entry: NodeSection, device: Device, intra: Link, inter: Link) -> Node:
-    return Node(
-        name=name,
+def _nodes(
+    hosts: Sequence[str], entry: NodeSection, device: Device, links: tuple[Link, Link, Link]
+) -> list[Node]:
+    """Return the nodes of an entry: its racks, the last of which may have fewer hosts."""
+    intra, joined, inter = links
+    size = max(1, device.rack_devices // entry.slots) if entry.rack is None else entry.rack.nodes
+    host = Node(
+        name="",
         device=device,
         num_slots=entry.slots,
-        intra=intra,
+        intra=joined,
         inter=inter,
         zone=entry.zone or "",
         price_per_device_hour=entry.price_per_device_hour,
+        host_link=None if joined == intra else intra,
     )
+    return [host.of_hosts(hosts[first : first + size]) for first in range(0, len(hosts), size)]
+
+
+def _rack_link(rack: RackSection, intra: Link) -> Link:
+    """Return the link between hosts of a rack: by default that within a host."""
+    joined = intra
+    if rack.gbit_per_s is not None or rack.gbyte_per_s is not None:
+        rates = _gbit_per_s("rack.", rack.gbit_per_s, rack.gbyte_per_s)
+        link = _link(rates, None, None, intra.latency_s)
+        joined = replace(intra, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, rates=link.rates)
+    if rack.latency_us is not None:
+        latency_s = microseconds_to_s(rack.latency_us)
+        joined = replace(joined, latency_s=latency_s, collective_latency_s=None)
+    if rack.collective_us is not None:
+        joined = replace(joined, collective_latency_s=microseconds_to_s(rack.collective_us))
+    return joined
 
 
 def _link(

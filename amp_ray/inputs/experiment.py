@@ -481,15 +481,15 @@ def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
     """Return an experiment on its cluster without some hosts."""
     if not hosts:
         return experiment
-    names = [node.name for node in experiment.cluster.nodes]
+    names = experiment.cluster.host_names
     unknown = [host for host in hosts if host not in names]
     if unknown:
         message = f"--without {unknown[0]}: the hosts are {', '.join(names)}"
         raise InputError(message, where=experiment.where("cluster"))
-    kept = [index for index, name in enumerate(names) if name not in hosts]
+    kept = [name for name in names if name not in hosts]
     if not kept:
         raise InputError("--without leaves no host", where=experiment.where("cluster"))
-    return replace(experiment, cluster=experiment.cluster.part(kept))
+    return replace(experiment, cluster=experiment.cluster.of_hosts(kept))
 
 
 def launchable_only(experiment: Experiment) -> Experiment:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import Field, Tag
 
-from amp_ray.clusters.cluster import Cluster, Node
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
 from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError, Mistakes, shown
@@ -464,22 +464,22 @@ def _split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple
     Returns:
         The cluster of the first group, for which plans are made, and the host names of every group.
     """
-    size, rest = divmod(len(cluster.nodes), num_groups)
+    size, rest = divmod(len(cluster.hosts), num_groups)
     where = document.where("trials", "host_groups")
     if rest or not size:
-        message = f"found {num_groups}; it must divide the number of nodes, {len(cluster.nodes)}"
+        message = f"found {num_groups}; it must divide the number of nodes, {len(cluster.hosts)}"
         raise InputError(message, where=where)
-    groups = [cluster.nodes[size * i : size * (i + 1)] for i in range(num_groups)]
+    names = cluster.host_names
+    groups = [cluster.of_hosts(names[size * i : size * (i + 1)]) for i in range(num_groups)]
+    first = groups[0]
     for number, group in enumerate(groups):
-        if [node.nameless for node in group] != [node.nameless for node in groups[0]]:
+        if [node.nameless for node in group.nodes] != [node.nameless for node in first.nodes]:
             message = (
                 f"found {num_groups}; group {number} ({_names(group)}) has other devices, slots or "
-                f"links than group 0 ({_names(groups[0])}): trials could not be compared"
+                f"links than group 0 ({_names(first)}): trials could not be compared"
             )
             raise InputError(message, where=where)
-    links = {pair: link for pair, link in cluster.pair_links.items() if max(pair) < size}
-    first = replace(cluster, nodes=groups[0], pair_links=links)
-    return first, tuple(tuple(node.name for node in group) for group in groups)
+    return first, tuple(group.host_names for group in groups)
 
 
 def _check_variable(name: str, value: str) -> None:
@@ -491,8 +491,8 @@ def _check_variable(name: str, value: str) -> None:
         raise ValueError("no variable can hold a zero byte")
 
 
-def _names(nodes: tuple[Node, ...]) -> str:
-    return ", ".join(node.name for node in nodes)
+def _names(cluster: Cluster) -> str:
+    return ", ".join(cluster.host_names)
 
 
 def _check_pattern(pattern: str) -> None:

@@ -194,10 +194,7 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         if strategy.recompute is None
         else strategy.recompute.to_json(),
         **strategy.zero.to_json(),
-        "placement": [
-            [cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device]]
-            for device in strategy.placement
-        ],
+        "placement": [list(cluster.places[device]) for device in strategy.placement],
     }
     if not strategy.is_uniform or strategy.options is None:
         record["stages"] = [
@@ -342,9 +339,7 @@ def _micro_batches(record: StrategyRecord) -> int:
 
 def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int, ...]:
     """Return the device at each (host, slot)."""
-    hosts = (cluster.nodes[node].name for node in cluster.node_of_device)
-    places = zip(hosts, cluster.slot_of_device, strict=True)
-    device_at = {place: device for device, place in enumerate(places)}
+    device_at = {place: device for device, place in enumerate(cluster.places)}
     for host, slot in slots:
         if (host, slot) not in device_at:
             message = f"slot {slot} of host {host!r}, which the cluster does not have"

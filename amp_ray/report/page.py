@@ -366,12 +366,12 @@ def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
     for stage in range(strategy.pp):
         stages |= dict.fromkeys(strategy.devices(stage), stage)
     nodes: list[dict[str, Any]] = [
-        {"name": node.name, "device": node.device.name, "stages": [None] * node.num_slots}
-        for node in cluster.nodes
+        {"name": host.name, "device": host.device.name, "stages": [None] * host.num_slots}
+        for host in cluster.hosts
     ]
     for device, stage in stages.items():
-        slot = cluster.slot_of_device[device]
-        nodes[cluster.node_of_device[device]]["stages"][slot] = stage
+        _, slot = cluster.places[device]
+        nodes[cluster.host_of_device[device]]["stages"][slot] = stage
     return nodes
 
 

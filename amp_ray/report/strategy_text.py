@@ -101,6 +101,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
         f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
         for device in cluster.device_types
     )
+    racks = f", {counted(len(cluster.nodes), 'rack')}" if cluster.has_racks else ""
     length = model.shape.sequence_length
     zero = "auto" if experiment.zero_stage == AUTO_STAGE else experiment.zero_stage
     size = model.num_parameters
@@ -108,7 +109,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     return [
         f"{model.name}, {figure_text(size / unit, 3)} {word} parameters",
         *([f"sequences of {length:,}"] if length else []),
-        f"{devices} in {counted(len(cluster.nodes), 'node')}",
+        f"{devices} in {counted(len(cluster.hosts), 'node')}{racks}",
     ], [
         f"runtime {experiment.traits.name}",
         experiment.precision,

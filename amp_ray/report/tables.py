@@ -400,7 +400,7 @@ def places_text(strategy: Strategy, cluster: Cluster) -> str:
 
 def _place(strategy: Strategy, index: int, cluster: Cluster) -> str:
     """Name the nodes of one stage, with its degrees if stages differ."""
-    nodes = dict.fromkeys(cluster.node_of_device[device] for device in strategy.devices(index))
+    nodes = dict.fromkeys(cluster.host_of_device[device] for device in strategy.devices(index))
     names = "+".join(_run_text(run, cluster) for run in _runs(tuple(nodes)))
     if strategy.is_uniform:
         return names
@@ -421,5 +421,5 @@ def _runs(nodes: Sequence[int]) -> list[list[int]]:
 
 def _run_text(run: Sequence[int], cluster: Cluster) -> str:
     """Name all nodes of a run, or only its ends if it is long."""
-    names = [cluster.nodes[node].name for node in run]
+    names = [cluster.host_names[host] for host in run]
     return "+".join(names) if len(names) < _LONG_RUN else f"{names[0]}..{names[-1]}"

@@ -107,7 +107,7 @@ def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> It
 
 def _links(links: Sequence[Record]) -> Iterator[str]:
     cuts = [link for link in links if "from_stage" in link]
-    for scope in ("within nodes", "between nodes"):
+    for scope in ("within nodes", "within racks", "between nodes"):
         here = [cut for cut in cuts if cut["scope"] == scope]
         if here:
             longest = max(here, key=lambda cut: cut["activation_s"] + cut["gradient_s"])

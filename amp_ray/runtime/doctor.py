@@ -156,7 +156,7 @@ def _plain_gpu(gpu: Gpu) -> Gpu:
 
 def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
     """Return the experiment's expectations of each host of each group."""
-    nodes, trials = experiment.cluster.nodes, experiment.trials
+    nodes, trials = experiment.cluster.hosts, experiment.trials
     groups = host_groups(experiment)
     if trials.backend == "local":
         num_slots = sum(node.num_slots for node in nodes) * len(groups)

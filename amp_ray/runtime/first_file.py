@@ -80,7 +80,7 @@ class Answers:
 
     name: str
     model: str  # a preset's name, or the path of a ``config.json``
-    node: Mapping[str, Any]  # ``device``, ``slots``, ``inter_gbit_per_s``, ``count``
+    node: Mapping[str, Any]  # ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``
     batch: int
     sequence_length: int | None = None
     hostfile: Path | None = None  # None if the hosts do not exist yet

@@ -169,10 +169,11 @@ def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
 
 def _with_hosts(cluster: Cluster, placement: object) -> Cluster:
     """Add hosts of an earlier placement that the experiment file no longer has."""
-    names, slots = {node.name for node in cluster.nodes}, dict[str, int]()
+    names, slots = {*cluster.host_names}, dict[str, int]()
     for entry in placement if isinstance(placement, list) else []:
         match entry:
             case [str(host), int(slot)] if host not in names and 0 <= slot < _MOST_SLOTS:
                 slots[host] = max(slots.get(host, 0), slot + 1)
-    lost = [replace(cluster.nodes[0], name=host, num_slots=count) for host, count in slots.items()]
+    first = cluster.hosts[0]
+    lost = [replace(first, name=host, num_slots=count) for host, count in slots.items()]
     return replace(cluster, nodes=(*cluster.nodes, *lost))

@@ -236,7 +236,7 @@ def _changes(
         yield from _faster(nodes, "intra", "within nodes")
     ends = accumulate((node.get("count", 1) for node in nodes), initial=0)
     memories_bytes = [
-        experiment.cluster.nodes[first].device.memory_bytes for first, _ in pairwise(ends)
+        experiment.cluster.hosts[first].device.memory_bytes for first, _ in pairwise(ends)
     ]
     yield (
         "half more memory on every device",

@@ -5,6 +5,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.effort import EFFORT, SearchEffort
@@ -53,6 +54,11 @@ class CandidateQueue:
     def num(self) -> int:
         """Number of candidates to plan, given the results so far."""
         return self._num_needed + bisect_right(self._least_s, self._limit.seconds)
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether `num` is likely to fall soon: no limit yet excludes optional candidates."""
+        return bool(self._optional.num_rows) and math.isinf(self._limit.seconds)
 
     def add(self, number: int, result: Result) -> None:
         """Record the next result; results arrive in the order of the candidates.
@@ -105,12 +111,15 @@ class CandidateQueue:
         return [better.get(id(plan), plan) for plan in results]
 
     def rest(self, results: Mapping[int, Result | ValueError]) -> range:
-        """Return the indices of candidates without a result: required ones first, then optional.
+        """Return the indices of candidates to plan: required ones first, then optional.
+
+        It ends at the first optional candidate that no result so far requires. So it becomes
+        shorter as faster strategies come in, and workers can stop where one process would.
 
         Args:
-            results: Results of the first candidates, by index.
+            results: Results by index, in any order. The range starts at the first missing one.
         """
-        first = len(results)
+        first = next(number for number in count() if number not in results)
         if first < self._num_needed:
             return range(first, self._num_needed)
         limit = RowLimit(self._optional.num_rows)

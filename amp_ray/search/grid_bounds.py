@@ -357,17 +357,19 @@ class GridBounds:
     def _least_cuts_s(self, tp: int, samples: int) -> tuple[float, float]:
         """Compute the result of `_cut_s`; infinite if no such cut is possible."""
         model = self.tables.messages
-        rates, steps = model.links
-        nodes = self.cost_model.experiment.cluster.nodes
-        roomy = [index for index, node in enumerate(nodes) if node.num_slots >= 2 * tp]
-        inside = np.zeros_like(rates, dtype=np.bool_)
-        inside[roomy, roomy] = True
+        topology, links = self.cost_model.topology, model.topology.links
+        nodes = zip(topology.cluster.nodes, topology.kind_of_node, strict=True)
+        roomy = [kind for node, kind in nodes if node.num_slots >= 2 * tp]
+        pairs = topology.has_pair
         least_s = []
-        for links in (inside, ~np.eye(len(nodes), dtype=np.bool_)):
-            if not links.any():
+        for rates, steps in (
+            (links.intra_bytes_per_s[roomy], links.intra_step_s[roomy]),
+            (links.inter_bytes_per_s[pairs], links.inter_step_s[pairs]),
+        ):
+            if not rates.size:
                 least_s.append(float("inf"))
                 continue
-            slowest = np.array([[[1.0, steps[links].min(), samples / rates[links].max(), 0.0]]])
+            slowest = np.array([[[1.0, steps.min(), samples / rates.max(), 0.0]]])
             gathers = np.zeros((1, 1, 2)) if model.slices else None
             both = model.messages(np.array([[tp, tp]]), slowest, gathers).everywhere()
             least_s.append(float(both[0, 1:-1].min(initial=np.inf)))
@@ -444,10 +446,9 @@ class GridBounds:
         if cp == 1:
             return np.zeros((2, 1))
         topology = self.cost_model.topology
-        rates, step_s = topology.between[0], float(topology.ring_step_s.min())
-        rate = float(rates.max(where=~np.eye(len(rates), dtype=np.bool_), initial=0.0)) / tp
+        rate, step_s = topology.best_inter_bytes_per_s / tp, topology.least_ring_step_s
         if tp * cp <= self._most_slots:
-            rate = max(rate, float(topology.intra_bytes_per_s.max()))
+            rate = max(rate, topology.best_intra_bytes_per_s)
         path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
         times, samples = self.tables.time_tables, candidate.micro_batch_size
         forward_s, backward_s = times.exchange_s(path, tp, samples)
@@ -492,10 +493,8 @@ class GridBounds:
             for index, node in enumerate(nodes)
             if node.num_slots >= tp * dp
         ]
-        rates, _ = topology.between
         if dp > 1 and len(nodes) > 1:
-            between = rates[~np.eye(len(nodes), dtype=np.bool_)]
-            rate, step_s = float(between.max()) / tp, float(topology.ring_step_s.min())
+            rate, step_s = topology.best_inter_bytes_per_s / tp, topology.least_ring_step_s
             paths.append(Path(bytes_per_s=rate, step_s=step_s, num_nodes=2, tree_s=step_s))
         lines = np.array(
             [step_end.line(options, pp, (path,), fastest) for path in dict.fromkeys(paths)]

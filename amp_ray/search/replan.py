@@ -109,7 +109,7 @@ class Replanner:
             needed[host] += self._bytes(intervals)
             moved[host] += self._bytes(intervals) - self._bytes(_common(intervals, held))
             lost[host] += sum(self._bytes(_common(intervals, gap)) for gap in self._gaps)
-        nodes = {node.name: node for node in self.experiment.cluster.nodes}
+        nodes = {host.name: host for host in self.experiment.cluster.hosts}
         share = self.experiment.constants.nic_efficiency
         rates = {host: nodes[host].inter.bandwidth_bytes_per_s * share for host in needed}
         return Moves(
@@ -139,12 +139,13 @@ class Replanner:
         state = self._state(strategy, cluster)
         parts = dict(zip(state.places, state.intervals, strict=True))
         held = dict(zip(self._surviving.places, self._surviving.intervals, strict=True))
-        new_node = np.arange(len(cluster.nodes))
+        new_node, places = np.arange(len(cluster.nodes)), cluster.places
+        first = np.cumsum([0, *(node.num_slots for node in cluster.nodes)])
         for nodes in cluster.alike_nodes(lambda node: node.nameless):
             slots = range(cluster.nodes[nodes[0]].num_slots)
             none = np.zeros_like(state.intervals[0])
             required, present = (
-                np.array([[of.get((cluster.nodes[n].name, s), none) for s in slots] for n in nodes])
+                np.array([[of.get(places[first[n] + s], none) for s in slots] for n in nodes])
                 for of in (parts, held)
             )
             kept = np.array([self._bytes_kept(part, present) for part in required])
@@ -190,7 +191,7 @@ class Replanner:
     def _surviving(self) -> State:
         """State that the remaining hosts held before."""
         state = self._state(self.before, self.old_cluster)
-        hosts = {node.name for node in self.experiment.cluster.nodes}
+        hosts = {*self.experiment.cluster.host_names}
         alive = [index for index, (host, _) in enumerate(state.places) if host in hosts]
         return State(
             places=tuple(state.places[index] for index in alive),
@@ -229,10 +230,7 @@ class Replanner:
                 weights = states if stage.options.shards_weights else whole
                 rows = np.array([*weights, *states])
                 intervals[first + rank, :, layers] = rows[:, None]
-        places = tuple(
-            (cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device])
-            for device in strategy.placement
-        )
+        places = tuple(cluster.places[device] for device in strategy.placement)
         return State(places=places, intervals=intervals)
 
 

@@ -4,7 +4,7 @@ The records list times by stage and by cut, and the difference between two plans
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -206,6 +206,10 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     return records
 
 
+SCOPES: Final = ("within nodes", "within racks", "between nodes")
+"""Links between the devices of a group, fastest first."""
+
+
 def link_records(cost_model: CostModel, strategy: Strategy) -> list[dict[str, Any]]:
     """Return the links used by transfers between stages, within layers, and for gradients."""
     cluster = cost_model.experiment.cluster
@@ -228,8 +232,7 @@ def link_records(cost_model: CostModel, strategy: Strategy) -> list[dict[str, An
             )
     for what, groups in _groups(strategy).items():
         if groups and len(groups[0]) > 1:
-            across = sum(_scope(group, cluster) == "between nodes" for group in groups)
-            scope = "within nodes" if not across else "between nodes"
+            scope = max((_scope(group, cluster) for group in groups), key=SCOPES.index)
             records.append({"what": what, "num_groups": len(groups), "scope": scope})
     return records
 
@@ -253,11 +256,12 @@ def _groups(strategy: Strategy) -> dict[str, list[list[int]]]:
 
 
 def _scope(devices: Sequence[int], cluster: Cluster) -> str:
-    """Return "within nodes" or "between nodes", by where the devices of a group are."""
-    nodes = {cluster.node_of_device[device] for device in devices}
-    return "within nodes" if len(nodes) == 1 else "between nodes"
+    """Return which of `SCOPES` the devices of a group are in."""
+    if len({cluster.node_of_device[device] for device in devices}) > 1:
+        return "between nodes"
+    hosts = {cluster.host_of_device[device] for device in devices}
+    return "within nodes" if len(hosts) == 1 else "within racks"
 
 
 def _node_names(devices: Sequence[int], cluster: Cluster) -> list[str]:
-    nodes = dict.fromkeys(cluster.node_of_device[device] for device in devices)
-    return [cluster.nodes[node].name for node in nodes]
+    return list(dict.fromkeys(cluster.places[device][0] for device in devices))

@@ -188,12 +188,8 @@ def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cl
 
 def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
     """Convert a plan for a part of a cluster to the whole, where other nodes stay idle."""
-    places = zip(whole.node_of_device, whole.slot_of_device, strict=True)
-    devices = {(whole.nodes[node].name, slot): device for device, (node, slot) in enumerate(places)}
-    placement = tuple(
-        devices[part.nodes[part.node_of_device[device]].name, part.slot_of_device[device]]
-        for device in plan.strategy.placement
-    )
+    devices = {place: device for device, place in enumerate(whole.places)}
+    placement = tuple(devices[part.places[device]] for device in plan.strategy.placement)
     return replace(plan, strategy=replace(plan.strategy, placement=placement))
 
 

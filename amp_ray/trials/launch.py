@@ -216,17 +216,17 @@ def placement(
 ) -> tuple[Place, ...]:
     """Return each rank's host and slot; if all groups are this machine, their slots differ."""
     cluster, groups = experiment.cluster, experiment.host_groups
-    if len(hosts) != len(cluster.nodes):
+    if len(hosts) != len(cluster.hosts):
         raise InputError(
-            f"the cluster has {len(cluster.nodes)} nodes, found {len(hosts)} hosts to play them: "
+            f"the cluster has {len(cluster.hosts)} nodes, found {len(hosts)} hosts to play them: "
             f"{', '.join(hosts)}"
         )
     group = groups.index(tuple(hosts)) if tuple(hosts) in groups else 0
     is_local = experiment.trials.backend == "local"
     return tuple(
         (
-            hosts[cluster.node_of_device[device]],
-            group * cluster.num_devices + device if is_local else cluster.slot_of_device[device],
+            hosts[cluster.host_of_device[device]],
+            group * cluster.num_devices + device if is_local else cluster.places[device][1],
         )
         for device in strategy.placement
     )

@@ -88,7 +88,7 @@ def _of_table(name: str, *parts: Callable[[Published], Figures]) -> Callable[[So
 
 TIMED: Final = (
     *("vtrain", "bloom", "megatron"),
-    *("playbook", "llm_foundry", "simumax", "megatron_bridge"),
+    *("playbook", "llm_foundry", "simumax", "megatron_bridge", "megatron_bridge_gb"),
 )
 """Tables with times that are compared."""
 
@@ -200,6 +200,16 @@ SECTIONS: Final[Mapping[str, Section]] = {
         compute=_of_table(
             "megatron_bridge",
             lambda table: today_jobs.time_figures(table.rows),
+            today_jobs.not_expressible,
+        ),
+    ),
+    "megatron_bridge_gb": Section(
+        title="Megatron-Bridge on GB200 and GB300 (target: error 14 %, .03 of the rows refused)",
+        compute=_of_table(
+            "megatron_bridge_gb",
+            lambda table: today_jobs.time_figures(table.rows),
+            lambda table: today_jobs.by_model(table.rows),
+            lambda table: today_jobs.refusals(table.rows),
             today_jobs.not_expressible,
         ),
     ),

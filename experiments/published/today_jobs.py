@@ -51,6 +51,31 @@ def time_figures(rows: Iterable[Row], label: str = "no measurement") -> dict[str
     return {label: {"num_rows": len(timed), **metrics}}
 
 
+def by_model(rows: Iterable[Row]) -> dict[str, Metrics]:
+    """Return the errors of iteration times of each model, the first word of the row's group."""
+    of_model: dict[str, list[Observation]] = {}
+    for row in rows:
+        if row.tells_time:
+            of_model.setdefault(row.group.split(" on ")[0], []).append(row.observation)
+    return {
+        model: {"num_rows": len(observations), **error_metrics(predict(observations))}
+        for model, observations in of_model.items()
+    }
+
+
+def refusals(rows: Iterable[Row]) -> dict[str, Metrics]:
+    """Return how many runs that were measured are predicted not to fit into memory."""
+    ran = [row.observation for row in rows if row.observation.outcome == "measured"]
+    refused, _ = predict(ran).failures()
+    return {
+        "said not to fit although it ran": {
+            "num_rows": len(ran),
+            "refused": sum(refused),
+            "refused_fraction": float(np.mean(refused)),
+        }
+    }
+
+
 def tuned_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
     """Return how far the best of a few trials, best predicted next, is from the best of all."""
     groups = by_group(list(rows))

@@ -83,6 +83,36 @@ def test_the_rule_predicts_a_planted_cluster_with_noise_and_outliers(
     assert after < max(0.35 * error(SMALL, ratios), 0.03)
 
 
+@given(
+    ratios=RATIOS,
+    world=st.sampled_from(["wrong constants", "two populations", "outliers"]),
+    num_trials=st.integers(2, len(STRATEGIES)),
+    seed=st.integers(0, 1000),
+)
+@examples(12)
+def test_no_set_of_trials_makes_the_error_of_left_out_trials_larger(
+    ratios: dict[str, float], world: str, num_trials: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    trials = noisy(planted_observations(SMALL, STRATEGIES, ratios), seed, int(world == "outliers"))
+    if world == "two populations":
+        trials = [
+            replace(trial, measured_s=(trial.measured_s or 0.0) * factor)
+            for trial, factor in zip(
+                trials, generator.choice([0.8, 1.5], len(trials)).tolist(), strict=True
+            )
+        ]
+    some = [trials[index] for index in generator.permutation(len(trials))[:num_trials]]
+    found = calibrate(SMALL, some, predictor=PREDICTOR)
+    before = np.mean(
+        [abs(np.log(each.before_s / (each.measured_s or 0.0))) for each in found.trials]
+    )
+    left_out = np.mean(
+        [abs(np.log((each.left_out_s or 0.0) / (each.measured_s or 0.0))) for each in found.trials]
+    )
+    assert left_out < 1.1 * before + 0.01
+
+
 @given(trial=st.sampled_from(range(len(STRATEGIES))), log_factor=st.floats(-0.7, 0.7))
 @examples(8)
 def test_one_trial_never_reorders_the_others_beyond_the_models_error(

@@ -233,7 +233,7 @@ class OperatorCostModel:
         table = self.profile.inter if sharers else self.profile.intra
         rates = np.interp(num_bytes, table.sizes_bytes, table.bytes_per_s)
         if sharers and self.profile.inter is self.profile.intra:  # not measured
-            rates = np.minimum(rates, self.topology.between[0].max())
+            rates = np.minimum(rates, self.topology.links.inter_bytes_per_s.max())
         seconds: FloatArray = num_bytes / rates * max(sharers, 1)
         return seconds
 

@@ -160,8 +160,7 @@ def experiment_folder(experiment: Experiment) -> Path:
 
 def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
     """Return the hosts of every group; without groups, the cluster's hosts are the only one."""
-    names = tuple(node.name for node in experiment.cluster.nodes)
-    return experiment.host_groups or (names,)
+    return experiment.host_groups or (experiment.cluster.host_names,)
 
 
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
@@ -185,7 +184,7 @@ def _local_maker(experiment: Experiment) -> MakeHost:
     environments: dict[str, dict[str, str]] = {}
     first = 0
     for group in host_groups(experiment):
-        for name, node in zip(group, experiment.cluster.nodes, strict=True):
+        for name, node in zip(group, experiment.cluster.hosts, strict=True):
             if not is_cpu(node.device.name):
                 slots = list(range(first, first + node.num_slots))
                 environments[name] = {DEVICE_VARIABLE: visible_devices(slots)}

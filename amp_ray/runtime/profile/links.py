@@ -94,32 +94,41 @@ def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkR
 
 def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
     """Return YAML for ``cluster.nodes`` with the measured links; others keep their values."""
-    intra = {report.place.devices: report for report in reports if report.place.scope == "intra"}
-    inter = {report.place.devices: report for report in reports if report.place.scope == "inter"}
+    measured = {(report.place.scope, report.place.devices): report for report in reports}
     lines = ["cluster:", "  nodes:"]
     for node in experiment.cluster.nodes:
         name = node.device.name
-        figures = [f"device: {name}", f"slots: {node.num_slots}"]
-        notes = []
-        for scope, stated, report in (
-            ("intra", node.intra, intra.get(name)),
-            ("inter", node.inter, inter.get(name)),
-        ):
-            gbit = stated.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA
-            latency_us = stated.latency_s * MICROSECONDS_PER_SECOND
-            if report is None:
-                notes.append(f"{scope} not measured")
-            else:
-                gbit, latency_us = report.gbit_per_s, report.latency_us
-            rate = _rates_yaml(report.gbit_per_s_by_size) if report else ""
-            rate = rate or f"{gbit:.4g}"
-            figures += [f"{scope}_gbit_per_s: {rate}", f"{scope}_latency_us: {latency_us:.4g}"]
-            collective_us = _collective_us(stated) if report is None else report.collective_us
-            if collective_us is not None:
-                figures.append(f"{scope}_collective_us: {collective_us:.4g}")
+        figures = [f"count: {node.num_hosts}"] if node.hosts else []
+        figures += [f"device: {name}", f"slots: {node.host_slots}"]
+        links = {"intra": node.host_link or node.intra, "inter": node.inter}
+        notes = [f"{scope} not measured" for scope in links if (scope, name) not in measured]
+        for scope, stated in links.items():
+            figures += _figures(f"{scope}_", stated, measured.get((scope, name)))
+        if node.hosts:
+            rack = _figures("", node.intra, measured.get(("rack", name)))
+            notes += [] if ("rack", name) in measured else ["rack not measured"]
+            figures.append(f"rack: {{{', '.join([f'nodes: {node.num_hosts}', *rack])}}}")
+        elif node.device.rack_devices:
+            figures.append("rack: {nodes: 1}")
         note = f"  # {', '.join(notes)}" if notes else ""
         lines.append(f"    - {{{', '.join(figures)}}}{note}")
     return "\n".join(lines) + "\n"
+
+
+def _figures(prefix: str, stated: Link, report: LinkReport | None) -> list[str]:
+    """Return keys and values of a link as measured, else as stated."""
+    gbit = stated.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA
+    latency_us = stated.latency_s * MICROSECONDS_PER_SECOND
+    collective_us = _collective_us(stated)
+    if report is not None:
+        gbit, latency_us = report.gbit_per_s, report.latency_us
+        collective_us = report.collective_us
+    rate = _rates_yaml(report.gbit_per_s_by_size) if report else ""
+    rate = rate or f"{gbit:.4g}"
+    figures = [f"{prefix}gbit_per_s: {rate}", f"{prefix}latency_us: {latency_us:.4g}"]
+    if collective_us is not None:
+        figures.append(f"{prefix}collective_us: {collective_us:.4g}")
+    return figures
 
 
 def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
@@ -220,7 +229,7 @@ def _report(
             latency_s=steps_s.get(False, steps_s.get(True, fit.latency_s)),
             collective_latency_s=steps_s.get(True),
         )
-    share = constants.intra_efficiency if place.scope == "intra" else constants.nic_efficiency
+    share = constants.nic_efficiency if place.scope == "inter" else constants.intra_efficiency
     gbit = BITS_PER_BYTE / GIGA / share
     collective_s = fit.collective_latency_s
     microseconds = MICROSECONDS_PER_SECOND / constants.latency_scale
@@ -295,7 +304,7 @@ def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) ->
 def _ring(num_ranks: int, num_bytes: float, place: LinkPlace) -> tuple[float, float]:
     """Return the steps and bytes of a ring all-reduce, as ``amp_ray.cost`` computes them."""
     steps = 2.0 * (num_ranks - 1)
-    overhead = 1 + RING_OVERHEAD_RANKS / num_ranks if place.scope == "intra" else 1.0
+    overhead = 1.0 if place.scope == "inter" else 1 + RING_OVERHEAD_RANKS / num_ranks
     return steps, steps / num_ranks * num_bytes * overhead
 
 

@@ -1,12 +1,12 @@
 """Parts of a profile: a device type or a link, with its points to measure and its hosts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Final
 
-from amp_ray.clusters.cluster import Node
+from amp_ray.clusters.cluster import Cluster, Node
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
@@ -95,7 +95,7 @@ def profile_parts(
         message = f"model family {shape.family!r} has no sequence to cut into token slices"
         raise InputError(message, where=experiment.where("model"))
     chosen: dict[str, Node] = {}
-    for node in experiment.cluster.nodes:
+    for node in experiment.cluster.hosts:
         _check_name(node.device.name)
         largest = chosen.setdefault(node.device.name, node)
         if node.num_slots > largest.num_slots:
@@ -106,7 +106,7 @@ def profile_parts(
             "profile over SSH, or one type per experiment file into the same folder"
         )
     within = [_device_part(experiment, node, token_slices=token_slices) for node in chosen.values()]
-    return (*within, *([] if is_local else _between(experiment.cluster.nodes, chosen)))
+    return (*within, *([] if is_local else _between(experiment.cluster, chosen)))
 
 
 def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> Part:
@@ -134,15 +134,23 @@ def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> P
     )
 
 
-def _between(nodes: Sequence[Node], chosen: Mapping[str, Node]) -> Iterable[Part]:
-    """Yield a link per pair of device types: between one host of each, with one rank per host."""
+def _between(cluster: Cluster, chosen: Mapping[str, Node]) -> Iterable[Part]:
+    """Yield a link per pair of device types: between one host of each, with one rank per host.
+
+    Hosts of one rack and hosts that only the network joins are measured apart.
+    """
+    rack_of = {name: index for index, node in enumerate(cluster.nodes) for name in node.host_names}
     for low, high in combinations_with_replacement(sorted(chosen), _LINK_PAIR):
         first = chosen[low]
-        other = next((n for n in nodes if n.device.name == high and n.name != first.name), None)
-        if other is not None:
-            devices = "+".join(dict.fromkeys([low, high]))
-            place = LinkPlace(scope="inter", devices=devices)
-            yield Part(place=place, nodes=(first, other), slots=1, links=link_points(_LINK_PAIR))
+        hosts = [host for host in cluster.hosts if host.device.name == high and host != first]
+        devices = "+".join(dict.fromkeys([low, high]))
+        for scope, is_near in (("rack", True), ("inter", False)):
+            place = LinkPlace(scope=scope, devices=devices)
+            for other in hosts:
+                if (rack_of[first.name] == rack_of[other.name]) is is_near:
+                    links = link_points(_LINK_PAIR)
+                    yield Part(place=place, nodes=(first, other), slots=1, links=links)
+                    break
 
 
 def _check_name(name: str) -> None:

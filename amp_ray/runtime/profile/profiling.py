@@ -179,7 +179,7 @@ def measure(
     """
     run = _Run(experiment, folder, settings)
     within = [part for part in parts if part.place.scope == "intra"]
-    between = [part for part in parts if part.place.scope == "inter"]
+    between = [part for part in parts if part.place.scope != "intra"]
     with ThreadPoolExecutor(max_workers=max(1, len(within))) as pool:
         reports = list(pool.map(run.part, within))
     return (*reports, *map(run.part, between))

@@ -198,13 +198,14 @@ def num_cluster_cpus() -> int:
 
 
 def plan_batches(
-    work: Work, numbers: range, num_workers: int
+    work: Work, numbers: range, num_workers: int, stop: Callable[[], int]
 ) -> Iterator[tuple[range, list[Result | ValueError]]]:
     """Plan candidates in tasks of one CPU each; tasks of dead workers and nodes are repeated.
 
-    Yields batches of candidate numbers with the results of `Work.plan`. After a `ValueError`, no
-    later candidate is begun. Nodes without this version of the package get no more work; a warning
-    names them. Raises `RayUnavailableError` if the cluster is lost or gives no answer.
+    Yields batches of candidate numbers with the results of `Work.plan`. Candidates from ``stop()``
+    on are not begun, as far as results have come in; nor any candidate after a `ValueError`. Nodes
+    without this version of the package get no more work; a warning names them. Raises
+    `RayUnavailableError` if the cluster is lost or gives no answer.
     """
     tasks = _SearchTasks(work)
     # The first batch is empty: its answer shows that a worker has started
@@ -217,7 +218,12 @@ def plan_batches(
     while waiting or asked:
         while waiting and len(asked) < num_workers:
             batch = waiting.popleft()
-            asked[tasks.ask(batch)] = batch
+            if batch.start >= stop():
+                waiting.clear()
+            else:
+                asked[tasks.ask(batch)] = batch
+        if not asked:
+            return
         for call in ray.wait(list(asked), num_returns=1, timeout=POLL_S)[0]:
             batch, results = asked.pop(call), tasks.answer(call)
             if results is None:

@@ -5,12 +5,14 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.errors import InputError
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
 from amp_ray.search.candidate_queue import CandidateQueue, Work
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates, Planner
@@ -36,6 +38,10 @@ class Workers:
 
     def check(self) -> None:
         """Raise an error early if the requested Ray is not available."""
+        if self.num is not None and self.num < 0:
+            raise InputError(f"workers must be at least 0, found {self.num}")
+        if self.num == 0 and self.address is not None:
+            raise InputError(f"0 workers use no Ray, but its address is {self.address!r}")
         if self.forced:
             require_ray("a search with --workers or --address")
         if self.address is not None:
@@ -93,7 +99,7 @@ def search_candidates(
     number, least_s = 0, math.inf
     while number < wanted.num:
         remaining_s = watch.remaining_s(wanted.num - number)
-        if may_leave and remaining_s > RAY_PAYS_S:
+        if may_leave and not wanted.may_shrink and remaining_s > RAY_PAYS_S:
             may_leave = False
             _LOGGER.info("%.0f s of work remain: going on with Ray workers", remaining_s)
             _plan_with_ray(planner, wanted, workers, results, progress)
@@ -133,7 +139,8 @@ def _plan_with_ray(
             while rest := wanted.rest(results):
                 work = Work(planner=planner, candidates=wanted.candidates)
                 num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
-                for batch, answer in actors.plan_batches(work, rest, num_workers):
+                stop = partial(_stop, wanted, results)
+                for batch, answer in actors.plan_batches(work, rest, num_workers, stop):
                     results.update(zip(batch, answer, strict=False))  # an answer ends at an error
                     progress(len(results), max(wanted.num, len(results)))
                 if any(isinstance(answer, ValueError) for answer in results.values()):
@@ -142,6 +149,11 @@ def _plan_with_ray(
         if workers.address is not None and len(results) == before:
             raise
         _LOGGER.warning("%s. The search goes on in this process", error)
+
+
+def _stop(wanted: CandidateQueue, results: Mapping[int, Result | ValueError]) -> int:
+    """Return the index at which the candidates to plan end, as far as the results tell."""
+    return wanted.rest(results).stop
 
 
 def num_cpus() -> int:

@@ -440,7 +440,14 @@ class DeviceGroups:
     @cached_property
     def _nearest(self) -> list[int]:
         """Per node the other node with the fastest link; itself if it is the only node."""
-        rates, steps = self.cost_model.topology.between
-        between = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
-        nearest: list[int] = np.lexsort((steps, -between), axis=1)[:, 0].tolist()
-        return nearest
+        topology = self.cost_model.topology
+        kinds, links = topology.kind_of_node, topology.links
+        rates = np.where(topology.has_pair, links.inter_bytes_per_s, 0.0)
+        best = rates.max(axis=1, keepdims=True)
+        steps = np.where(rates == best, links.inter_step_s, np.inf)
+        is_best = steps == steps.min(axis=1, keepdims=True)
+        first = [np.flatnonzero(row[kinds])[:2].tolist() for row in is_best]
+        return [
+            next((other for other in first[kind] if other != node), node)
+            for node, kind in enumerate(kinds.tolist())
+        ]

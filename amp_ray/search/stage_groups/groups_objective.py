@@ -157,7 +157,7 @@ class CutPrices:
         used, index = np.unique(np.concatenate((before[first], after[first])), return_inverse=True)
         pairs = np.ascontiguousarray(index.reshape(2, -1).T)
         ranks = self.choices.rank_table(self.model.topology, used)
-        slowest = slowest_messages(pairs, ranks, *self.model.links, 1)[:, 0]
+        slowest = slowest_messages(pairs, ranks, self.model.topology.links, 1)[:, 0]
         chosen = option[np.stack([before[first], after[first]], axis=1)]
         slowest[:, 3] *= self.model.traits.mask_bytes > 0
         keys = np.concatenate(
@@ -227,12 +227,11 @@ class CutBounds:
             shares: Samples per dp index.
             other_nodes: Whether the other stage is certainly on other nodes.
         """
-        rates, _ = self.model.links
-        grid = self.model.topology.node_of_device[group.devices]
+        topology = self.model.topology
+        grid = topology.node_of_device[group.devices]
         nodes, tp = grid[:, 0].tolist(), grid.shape[1]
-        least = max(
-            samples / float(rates[node, node]) for node, samples in zip(nodes, shares, strict=True)
-        )
+        rates = topology.links.intra_bytes_per_s[topology.kind_of_node[nodes]].tolist()
+        least = max(samples / rate for rate, samples in zip(rates, shares, strict=True))
         if other_nodes and (grid == grid[:, :1]).all():
             held: Counter[int] = Counter()
             for node, samples in zip(nodes, shares, strict=True):
@@ -252,7 +251,7 @@ class CutBounds:
         sliced = traits.sliced_gradients if behind else traits.sliced_activations
         sent = model.sample_bytes(1) / tp
         other = model.sample_bytes(tp) / (tp if sliced else 1)
-        start = start_s(model.constants, traits) + float(model.links[1].min())
+        start = start_s(model.constants, traits) + model.topology.least_message_step_s
         both = start + s_per_sample * np.array([sent, other])
         least: FloatArray = both.max(axis=0) if traits.duplex_transfers else both.sum(axis=0)
         return least
@@ -260,9 +259,8 @@ class CutBounds:
     @cached_property
     def _best_rates(self) -> list[float]:
         """Fastest rate of each node to another node; infinite if it is the only node."""
-        rates, _ = self.model.links
-        if len(rates) == 1:
-            return [float("inf")]
-        between = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
-        best: list[float] = between.max(axis=1).tolist()
+        topology = self.model.topology
+        rates = topology.links.inter_bytes_per_s
+        between = rates.max(axis=1, where=topology.has_pair, initial=0.0)
+        best: list[float] = np.where(between > 0.0, between, np.inf)[topology.kind_of_node].tolist()
         return best

@@ -153,7 +153,7 @@ def program_launch(
 
 def program_problem(experiment: Experiment, strategy: Strategy) -> str | None:
     """Return why the program's command cannot express a strategy; None if it can."""
-    hosts = [node.name for node in experiment.cluster.nodes]
+    hosts = experiment.cluster.host_names
     try:
         program_launch(experiment, strategy, trial_id="t", hosts=hosts, files={}, python="python3")
     except InputError as error:

@@ -30,7 +30,7 @@ _SLICE_KEYS: Final = ("forward_s", "backward_s", *_OTHER_KEYS)
 class LinkPlace:
     """The links of a measurement."""
 
-    scope: str  # ``intra`` within a host, ``inter`` between two hosts
+    scope: str  # ``intra`` within a host, ``rack`` between two of a rack, else ``inter``
     devices: str  # device type of the host, or of both hosts
 
 
@@ -249,7 +249,7 @@ def _check_record(record: Record) -> None:
     if kind == "hardware":
         rules["date"] = _is_text
     if kind == "link":
-        rules["scope"] = lambda value: value in {"intra", "inter"}
+        rules["scope"] = lambda value: value in {"intra", "rack", "inter"}
     _check(f"record {kind!r}", {"tokens": 0, "context": 0, **record}, rules)
 
 

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 import ray
 
+from amp_ray import load
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray import actors
 from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
@@ -98,6 +100,44 @@ def test_micro_batches_of_operators_are_shared_out(cost_model: str) -> None:
         for workers in (ALONE, Workers(num=2))
     ]
     assert repr(found[0]) == repr(found[1])
+
+
+def test_workers_leave_out_what_one_process_leaves_out() -> None:
+    experiment = load(
+        {
+            "name": "many",
+            "model": {
+                "family": "llama",
+                "num_layers": 24,
+                "hidden_size": 2048,
+                "num_heads": 16,
+                "sequence_length": 4096,
+                "vocab_size": 32000,
+            },
+            "cluster": {
+                "nodes": [{"device": "H100", "count": 4, "slots": 8, "inter_gbit_per_s": 3200}]
+            },
+            "zero_stage": "auto",
+            "recompute": "auto",
+            "runtime": "megatron-core",
+            "global_batch_size": 256,
+            "search": {"max_cp": "auto", "virtual_stages": "auto"},
+        }
+    )
+    num_planned = dict[int, int]()
+    plans = dict[int, Planned]()
+    for num_workers in (0, 2):
+
+        def progress(done: int, _total: int, num_workers: int = num_workers) -> None:
+            num_planned[num_workers] = done
+
+        workers = Workers(num=num_workers)
+        plans[num_workers] = plan_experiment(
+            experiment, num_rows=5, workers=workers, progress=progress
+        )
+    assert repr(plans[0].ranking) == repr(plans[2].ranking)
+    num_candidates = len(plans[0].planner.candidates(5).optional.candidates)
+    assert num_planned[0] <= num_planned[2] < num_candidates / 2
 
 
 def test_more_workers_than_cpus_search_with_those_that_get_one(cluster: int) -> None:

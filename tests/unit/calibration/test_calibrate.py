@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from amp_ray.calibration import Calibration, Choice, Observation, Predictor, calibrate
+from amp_ray.calibration.predictions import TIME_CONSTANTS
+from amp_ray.calibration.time_fit import TimeTrials
 from amp_ray.clusters.constants import PRIOR_SIGMA
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
@@ -90,15 +92,31 @@ def test_the_rule_never_chooses_more_constants_than_trials(small: Experiment, pl
     )
 
 
-def test_the_rule_does_not_depend_on_what_was_measured(small: Experiment, plant: Plant) -> None:
+def test_constants_that_trials_identify_do_not_depend_on_what_was_measured(
+    small: Experiment, plant: Plant
+) -> None:
     trials = plant({})
     scaled = with_times(trials, np.linspace(0.8, 1.2, len(trials)).tolist())
-    # A fifth one is at the edge of what these trials can tell: scaled times push it over.
-    few = Choice(most_time=4)
     names = [
-        [each.name for each in calibrate(small, each, few).constants] for each in (trials, scaled)
+        TimeTrials(
+            predictor=Predictor(),
+            observations=tuple(measured),
+            prior_error=small.constants.time_error,
+        ).identifiable(4)[0]
+        for measured in (trials, scaled)
     ]
-    assert names[0] == names[1]
+    assert names[0] == names[1] != []
+
+
+def test_trials_that_contradict_each_other_leave_times_as_they_are(
+    small: Experiment, plant: Plant
+) -> None:
+    trials = plant({})
+    wrong = with_times(trials, [1.5 if index % 2 else 0.7 for index in range(len(trials))])
+    found = calibrate(small, wrong)
+    assert [constant.name for constant in found.constants if constant.name in TIME_CONSTANTS] == []
+    assert any(refused.reason.startswith("not needed: a trial is") for refused in found.refused)
+    assert found.time_error > 3 * small.constants.time_error
 
 
 def test_every_constant_is_fitted_or_refused_with_a_reason(small: Experiment, plant: Plant) -> None:

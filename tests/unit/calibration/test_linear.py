@@ -9,6 +9,7 @@ from amp_ray.calibration.linear import (
     LinearProblem,
     fit_linear,
     huber_weights,
+    left_out_residuals,
     robust_loss,
 )
 
@@ -79,6 +80,18 @@ def test_leaving_a_trial_out_keeps_the_others() -> None:
     left = problem([1.0, 2.0, 3.0], [[1.0], [2.0], [3.0]]).without(1)
     assert left.offset.tolist() == [1.0, 3.0]
     assert left.slopes.tolist() == [[1.0], [3.0]]
+
+
+def test_left_out_residuals_are_those_of_fits_of_the_others() -> None:
+    generator = np.random.default_rng(GENERATOR_SEED)
+    slopes = generator.normal(size=(12, 2)).tolist()
+    trials = problem(generator.normal(scale=0.001, size=12).tolist(), slopes, sigma=0.5)
+    fit = fit_linear(trials)  # of such small residuals, neither weights nor error differ much
+    expected = []
+    for trial in range(12):
+        values = fit_linear(trials.without(trial)).values
+        expected.append(trials.offset[trial] + trials.slopes[trial] @ values)
+    assert left_out_residuals(trials, fit) == pytest.approx(expected, rel=0.02, abs=1e-6)
 
 
 def test_loss_is_square_near_zero_and_linear_far_away() -> None:

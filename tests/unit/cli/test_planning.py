@@ -260,8 +260,8 @@ def test_after_a_loss_the_plan_says_what_moves(amp_ray: Run, small: Path, tmp_pa
             ["--cost-model", "amp-2022", "--calibration", "x.json"], "amp-2022 has none", marks=AMP
         ),
         *(
-            (["--workers", text], f"{text!r} is neither auto nor a number of workers from 1")
-            for text in ("0", "-1", "two", "1.5", "")
+            (["--workers", text], f"{text!r} is neither auto nor a number of workers from 0")
+            for text in ("-1", "two", "1.5", "")
         ),
     ],
 )
@@ -283,6 +283,7 @@ def test_wrong_options_of_plan_are_refused(
         ((), Workers()),
         (("--workers", "auto"), Workers()),
         (("--workers", "3"), Workers(num=3)),
+        (("--workers", "0"), Workers(num=0)),
         (("--address", "head:6379"), Workers(address="head:6379")),
         (("--workers", "2", "--address", "auto"), Workers(num=2, address="auto")),
     ],

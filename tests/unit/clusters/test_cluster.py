@@ -69,3 +69,47 @@ def test_a_node_that_pays_is_refused() -> None:
 def test_a_negative_step_is_refused() -> None:
     with pytest.raises(ValueError, match="collective_latency_s >= 0, found -1"):
         replace(FAST, collective_latency_s=-1.0)
+
+
+def rack(*names: str) -> Node:
+    return node(names[0], 2).of_hosts(names)
+
+
+def test_a_rack_is_a_node_with_the_devices_of_its_hosts() -> None:
+    found = cluster(rack("a", "b", "c"), node("d", 1))
+    assert (found.nodes[0].num_slots, found.nodes[0].host_slots, found.has_racks) == (6, 2, True)
+    assert found.host_names == ("a", "b", "c", "d")
+    assert found.node_of_device == (0,) * 6 + (1,)
+    assert found.host_of_device == (0, 0, 1, 1, 2, 2, 3)
+    assert found.places == (*((name, slot) for name in "abc" for slot in range(2)), ("d", 0))
+    assert [host.num_slots for host in found.hosts] == [2, 2, 2, 1]
+    assert not cluster(node("a"), node("b")).has_racks
+
+
+def test_hosts_leave_a_rack_one_by_one() -> None:
+    whole = cluster(rack("a", "b", "c"), rack("d", "e", "f"), node("g"), pairs={(1, 2): FAST})
+    part = whole.of_hosts(["f", "d", "b", "g"])
+    assert [found.host_names for found in part.nodes] == [("b",), ("d", "f"), ("g",)]
+    assert [found.num_slots for found in part.nodes] == [2, 4, 1]
+    assert part.pair_links == {(1, 2): FAST}
+    assert whole.of_hosts(whole.host_names) == whole
+    assert part.nodes[0] == node("b", 2)
+
+
+def test_a_host_alone_has_its_own_link() -> None:
+    both = replace(node("a", 2), host_link=FAST, intra=SLOW).of_hosts(["a", "b"])
+    alone = both.of_hosts(["b"])
+    assert (both.intra, alone.intra, alone.host_link, alone.hosts) == (SLOW, FAST, None, ())
+    sized = replace(FAST, rates=((1.0, 5.0), (2.0, 100.0)))
+    by_size = cluster(replace(both, host_link=sized))
+    assert by_size.has_rates_by_size
+    assert by_size.at(1.0).nodes[0].host_link == replace(FAST, bandwidth_bytes_per_s=5.0)
+
+
+def test_racks_differ_in_their_hosts_but_not_in_names() -> None:
+    assert rack("a", "b").nameless == rack("c", "d").nameless
+    assert rack("a", "b").kind != node("a", 4).kind
+    with pytest.raises(ValueError, match="different names"):
+        cluster(rack("a", "b"), node("b"))
+    with pytest.raises(ValueError, match="the 2 hosts of rack 'a' must have equally many slots"):
+        replace(rack("a", "b"), num_slots=3)

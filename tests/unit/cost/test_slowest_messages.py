@@ -56,7 +56,7 @@ def met(
     stages = PlacedStages.of_candidate(candidate, devices)
     pairs = np.stack([np.arange(pp - 1), np.arange(1, pp)], axis=1)
     ranks = rank_table(messages.topology, stages)
-    found = slowest_messages(pairs, ranks, *messages.links, dp)
+    found = slowest_messages(pairs, ranks, messages.topology.links, dp)
     return found[:, :, 3], found[:, :, 1]
 
 
@@ -121,3 +121,25 @@ def test_efficiencies_and_latency_scale_apply(messages: MessageModel, constants:
     found, found_step = met(slowed, 0, 1, 4, pp=3)
     assert found == pytest.approx(np.array([[1 / 450], [1 / 30]]))
     assert found_step == pytest.approx(np.array([[3.0], [6.0]]))
+
+
+@pytest.mark.parametrize(
+    ("devices", "degrees", "expected"),
+    [
+        ((0, 4), {"pp": 2}, (ONE, 1.0)),  # two hosts of a rack
+        ((0, 8), {"pp": 2}, (CROSS, 2.0)),  # to another rack: a rank has its host's interface
+        # eight ranks share the interfaces of two hosts
+        (tuple(range(16)), {"pp": 2, "dp": 8}, (8 / 240, 2.0)),
+    ],
+)
+def test_messages_within_a_rack_use_no_interface(
+    devices: tuple[int, ...],
+    degrees: dict[str, int],
+    expected: tuple[float, float],
+    messages: MessageModel,
+) -> None:
+    one = messages.topology.cluster.nodes[0]
+    racks = tuple(one.of_hosts([f"{rack}0", f"{rack}1"]) for rack in "ab")
+    topology = replace(messages.topology, cluster=Cluster(nodes=racks))
+    found, found_step = met(replace(messages, topology=topology), *devices, **degrees)
+    assert [found.max(), found_step.max()] == pytest.approx(list(expected))

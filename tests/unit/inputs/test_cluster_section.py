@@ -201,3 +201,62 @@ def test_a_collective_s_step_is_longer_where_the_protocol_says_so(
     link = one(f"inter_gbit_per_s: 3200, {said}").inter
     assert link.step_s == pytest.approx(step_us * 1e-6)
     assert link.latency_s == pytest.approx(message_us * 1e-6)
+
+
+RACKS = "    - {count: 5, device: H100, slots: 4, inter_gbit_per_s: 100, rack: {nodes: 2}}\n"
+
+
+def test_hosts_fill_racks_in_the_hostfiles_order() -> None:
+    hostfile = "".join(f"{name} slots=4\n" for name in "edcba")
+    found = cluster(RACKS, hostfile)
+    assert [node.host_names for node in found.nodes] == [("e", "d"), ("c", "b"), ("a",)]
+    assert {node.host_link for node in found.nodes} == {None}
+    assert found.nodes[0].intra == found.nodes[2].intra
+
+
+def test_a_rack_may_be_slower_than_its_hosts() -> None:
+    keys = "nodes: 2, gbyte_per_s: 50, latency_us: 3, collective_us: 4"
+    first, _, last = cluster(RACKS.replace("nodes: 2", keys)).nodes
+    assert (first.intra.bandwidth_bytes_per_s, first.intra.latency_s) == (50e9, 3e-6)
+    assert first.intra.step_s == 4e-6
+    assert first.host_link == last.intra
+    assert last.intra.bandwidth_bytes_per_s > 300e9
+
+
+@pytest.mark.parametrize(
+    ("entry", "num_hosts"),
+    [
+        ("count: 36, device: GB200, slots: 4", [18, 18]),
+        ("count: 20, device: GB300, slots: 4", [18, 2]),
+        ("count: 2, device: GB200, slots: 64", [1, 1]),
+        ("count: 2, device: GB200, slots: 4, rack: {nodes: 1}", [1, 1]),
+        ("count: 2, device: B200, slots: 8", [1, 1]),
+    ],
+)
+def test_the_catalogue_knows_which_boards_come_in_racks(entry: str, num_hosts: list[int]) -> None:
+    found = cluster(f"    - {{{entry}, inter_gbit_per_s: 100}}\n")
+    assert [node.num_hosts for node in found.nodes] == num_hosts
+
+
+@pytest.mark.parametrize(
+    ("nodes", "links", "message"),
+    [
+        (
+            RACKS,
+            "[{between: [node1, node4], gbit_per_s: 8}]",
+            "links.0.between.*host 'node1' is in",
+        ),
+        (RACKS.replace("nodes: 2", "nodes: 0"), "[]", r"nodes.0.rack.nodes"),
+        (RACKS.replace("nodes: 2", "gbit_per_s: 1"), "[]", r"nodes.0.rack.*nodes"),
+        (RACKS.replace("nodes: 2", "nodes: 2, gbit_per_s: 1, gbyte_per_s: 1"), "[]", "one of them"),
+    ],
+)
+def test_a_wrong_rack_is_led_to_its_key(nodes: str, links: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        cluster(nodes, links=f"  links: {links}\n")
+
+
+def test_nodes_outside_racks_keep_their_links() -> None:
+    nodes = RACKS.replace("count: 5", "count: 4") + NODES
+    found = cluster(nodes, links="  links: [{between: [node5, node4], gbit_per_s: 8}]\n")
+    assert list(found.pair_links) == [(2, 3)]

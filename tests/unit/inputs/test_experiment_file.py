@@ -12,7 +12,13 @@ from amp_ray.clusters.constants import Constants
 from amp_ray.errors import InputError
 from amp_ray.inputs import profile, strategies
 from amp_ray.inputs.cluster_section import NodeSection
-from amp_ray.inputs.experiment import DIMENSIONS, OwnProgram, Pattern, SshSettings
+from amp_ray.inputs.experiment import (
+    DIMENSIONS,
+    OwnProgram,
+    Pattern,
+    SshSettings,
+    without_hosts,
+)
 from amp_ray.inputs.experiment_file import ExperimentFile, build_experiment
 from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.profile import ANALYTIC
@@ -362,6 +368,23 @@ def test_the_first_group_of_hosts_is_planned_for() -> None:
     assert [node.name for node in experiment.cluster.nodes] == ["node0", "node1"]
     assert experiment.host_groups == (("node0", "node1"), ("node2", "node3"))
     assert [*experiment.cluster.pair_links] == [(0, 1)]
+
+
+def test_a_group_of_hosts_may_be_a_rack_or_a_part_of_one() -> None:
+    for size, expected in ((2, ("node0", "node1")), (4, ("node0", "node1"))):
+        nodes = FOUR.replace("slots: 2", f"slots: 2, rack: {{nodes: {size}}}")
+        experiment = experiment_from(f"{SMALL.replace(TWO, nodes)}trials: {{host_groups: 2}}\n")
+        assert [node.host_names for node in experiment.cluster.nodes] == [expected]
+        assert experiment.host_groups == (("node0", "node1"), ("node2", "node3"))
+
+
+def test_a_rack_goes_on_without_a_host() -> None:
+    nodes = FOUR.replace("slots: 2", "slots: 2, rack: {nodes: 3}")
+    experiment = experiment_from(SMALL.replace(TWO, nodes))
+    kept = without_hosts(experiment, ["node1"]).cluster
+    assert [node.host_names for node in kept.nodes] == [("node0", "node2"), ("node3",)]
+    with pytest.raises(InputError, match="the hosts are node0, node1, node2, node3"):
+        without_hosts(experiment, ["node4"])
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,24 @@ def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
     assert found.candidates == opened(*(estimate(0, 5.0), estimate(1, 3.5))).candidates
 
 
+def test_the_number_may_shrink_until_there_are_as_many_rows_as_wanted() -> None:
+    found = CandidateQueue((), replace(optional(), num_rows=2))
+    assert (found.num, found.may_shrink) == (5, True)
+    found.add(0, estimate(2, 1.5))
+    assert (found.num, found.may_shrink) == (5, True)
+    found.add(1, estimate(3, 1.9))
+    assert not found.may_shrink
+    assert found.num < 5
+
+
+def test_workers_stop_where_one_process_stops() -> None:
+    results: dict[int, Result | ValueError] = {0: estimate(0, 5.0), 1: estimate(1, 3.5)}
+    found = CandidateQueue(NEEDED, optional())
+    assert found.rest(results) == range(2, 5)
+    results[3] = estimate(3, 1.5)  # faster than the bounds of the next; out of order
+    assert found.rest(results) == range(2, 3)
+
+
 def test_beside_faster_plans_few_are_planned() -> None:
     few = replace(optional(), most_devices=2 * OTHERS[0].num_devices)
     found = CandidateQueue(NEEDED, few)

@@ -124,6 +124,15 @@ def test_on_one_machine_no_two_ranks_share_a_device() -> None:
     assert found[1] == (("d", 7), ("c", 4), ("c", 5), ("d", 6))
 
 
+def test_the_hosts_of_a_rack_are_as_many_hosts() -> None:
+    plain = small_experiment()
+    (rack,) = small_experiment(("slots: 2,", "slots: 2, rack: {nodes: 2},")).cluster.nodes
+    assert rack.host_names == ("node0", "node1")
+    racked = replace(experiment("ssh"), cluster=replace(plain.cluster, nodes=(rack,)))
+    for hosts in GROUPS:
+        assert placement(racked, STRATEGY, hosts) == placement(experiment("ssh"), STRATEGY, hosts)
+
+
 def test_too_few_hosts_are_refused() -> None:
     with pytest.raises(InputError, match="2 nodes, found 1 hosts to play them: a"):
         placement(experiment("ssh"), STRATEGY, ["a"])

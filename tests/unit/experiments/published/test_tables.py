@@ -100,6 +100,7 @@ def test_published_tables_are_whole(
         ("megatron_golden", 305),
         ("llm_foundry", 139),
         ("megatron_bridge", 74),
+        ("megatron_bridge_gb", 97),
         ("simumax", 24),
     ],
 )

@@ -28,9 +28,9 @@ def counted_s(point: LinkPoint, place: LinkPlace) -> float:
     topology = Topology(cluster=EXPERIMENT.cluster, constants=EXPERIMENT.constants)
     intra = place.scope == "intra"
     if point.what == "p2p":
-        rates, steps = topology.between
-        rate = topology.intra_bytes_per_s[0] if intra else rates[0, 1]
-        step = topology.intra_step_s[0] if intra else steps[0, 1]
+        links = topology.links  # the nodes are of one kind
+        rate = links.intra_bytes_per_s[0] if intra else links.inter_bytes_per_s[0, 0]
+        step = links.intra_step_s[0] if intra else links.inter_step_s[0, 0]
         return float(START_S + step + point.num_bytes / rate)
     group = np.array([[0, 1] if intra else [0, 2]])
     (path,) = topology.rings(group.tolist()).paths
@@ -84,6 +84,24 @@ def test_the_snippet_is_a_cluster() -> None:
     assert (first["inter_gbit_per_s"], first["inter_latency_us"]) == (10, 25)
     assert "inter_collective_us" not in first
     assert text.count("# inter not measured") == 2
+
+
+def test_the_snippet_keeps_racks() -> None:
+    racked = small_experiment(
+        ("count: 2", "count: 3"), ("slots: 2", "slots: 2, rack: {nodes: 2, gbit_per_s: 30}")
+    )
+    text = cluster_yaml(racked, link_reports(records(INTRA), racked))
+    rack, alone = parse_yaml(text, file="x").values["cluster"]["nodes"]
+    assert (rack["count"], rack["slots"]) == (2, 2)
+    assert rack["rack"] == {"nodes": 2, "gbit_per_s": 30, "latency_us": 8}
+    assert rack["intra_gbit_per_s"] == alone["intra_gbit_per_s"] == pytest.approx(50, rel=0.01)
+    assert "rack" not in alone
+    place = LinkPlace(scope="rack", devices="T4")
+    measured = cluster_yaml(racked, link_reports(records(INTRA, place, INTER), racked))
+    rack, _ = parse_yaml(measured, file="x").values["cluster"]["nodes"]
+    assert rack["rack"]["gbit_per_s"] != 30
+    assert "not measured" in text
+    assert "not measured" not in measured
 
 
 def test_the_loss_becomes_its_traffic() -> None:

@@ -26,6 +26,17 @@ def test_one_host_of_each_type_and_each_pair_of_types() -> None:
     assert [len(part.places) for part in parts] == [2, 4, 2, 2, 2]
 
 
+def test_links_in_a_rack_and_between_racks_are_measured_apart() -> None:
+    nodes = T4.replace("slots", "count: 4, rack: {nodes: 2}, slots")
+    parts = profile_parts(small_experiment((NODES, nodes)), is_local=False)
+    assert [(part.name, [node.name for node in part.nodes]) for part in parts] == [
+        ("intra-T4", ["node0"]),
+        ("rack-T4-T4", ["node0", "node1"]),
+        ("inter-T4-T4", ["node0", "node2"]),
+    ]
+    assert [len(part.places) for part in parts] == [2, 2, 2]
+
+
 def test_what_the_search_may_ask_for_is_measured() -> None:
     part, *_ = profile_parts(small_experiment(), is_local=True)
     pairs = {(point.tp, point.micro_batch_size) for point in part.layers}

@@ -58,14 +58,15 @@ class FakeActors(ModuleType):
         return 5
 
     def plan_batches(
-        self, work: Work, numbers: range, num_workers: int
+        self, work: Work, numbers: range, num_workers: int, stop: Callable[[], int]
     ) -> Iterator[tuple[range, list[Result | ValueError]]]:
         self.asked.append((len(numbers), num_workers))
         for number in reversed(numbers):  # in any order
             if numbers.stop - 1 - number == self.lost_after:
                 message = "Ray is lost"
                 raise RayUnavailableError(message)
-            yield range(number, number + 1), work.plan(range(number, number + 1))
+            if number < stop():
+                yield range(number, number + 1), work.plan(range(number, number + 1))
 
 
 @pytest.fixture
@@ -273,3 +274,15 @@ def test_planning_does_not_import_ray(repository: Path) -> None:
     loaded = json.loads(done.stdout.splitlines()[-1])
     assert "amp_ray.runtime.ray.searching" in loaded
     assert [name for name in loaded if name.partition(".")[0] == "ray"] == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        (Workers(num=-1), "workers must be at least 0, found -1"),
+        (Workers(num=0, address="head:1"), "0 workers use no Ray, but its address is 'head:1'"),
+    ],
+)
+def test_workers_that_cannot_search_are_refused(workers: Workers, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        workers.check()
