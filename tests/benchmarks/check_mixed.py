@@ -113,7 +113,10 @@ def main(first: int, last: int, num_steps: int) -> int:
             f"{source[False].iteration_time_s:<10.6g}" if False in source else f"{'-':10}"
             for source in (row.plans, row.oracle.best)
         ]
-        gaps = (f"{100 * max(-9.99, row.gap(safe=safe)):7.3f}" for safe in (False, True))
+        gaps = (
+            f"{100 * row.gap(safe=safe):7.3f}" if safe in row.oracle.best else f"{'-':>7}"
+            for safe in (False, True)
+        )
         nodes = " ".join(
             f"{node.num_slots}x{node.device.name}" for node in experiment.cluster.nodes
         )
