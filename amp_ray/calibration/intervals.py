@@ -16,22 +16,48 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 
 WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
-# Sigma of the common factor of all times on a site without any trials. Together with the
-# uncertainty of the constants it gives a mean error of about 12 %; on new sites the model was off
-# by 10 to 19 % (docs/cost-model.md).
 FIRST_MET: Final = 0.10
+"""Sigma of the common factor of all times on a site without any trials. Together with the
+uncertainty of the constants it gives a mean error of about 12 %; on new sites the model was off by
+10 to 19 % (docs/cost-model.md)."""
+
+_ON_MEASURED_BOARDS: Final = 0.05
+"""The same for models without experts if the model was compared with measurements of all boards:
+the root mean square of the mean errors of eight published tables (`make accuracy`, column bias)."""
+
+_MEASURED_LINKS: Final = 0.15
+"""Sigma of the rate within nodes if it was measured on these boards: other machines reach it
+within 3 % (vTrain's benchmark of A100), collectives beside computation less of it."""
+
+_GUESSED_PROTOCOL: Final = 0.9
+"""Sigma of latencies if the protocol is assumed: RDMA takes 5 us, TCP 25."""
 
 
-def prior_uncertainty() -> Uncertainty:
-    """Return the prior uncertainty of the constants of time."""
-    names = (*TIME_CONSTANTS, PROGRAM_SCALE)
-    sigma = np.array([*prior_sigma(TIME_CONSTANTS), FIRST_MET])
-    return Uncertainty(names=names, covariance=_rows(np.diag(sigma**2)))
+def prior_uncertainty(experiment: Experiment) -> Uncertainty:
+    """Return the uncertainty of the constants of time on a site without any trials.
+
+    It is smaller for boards and links that were measured elsewhere, and larger for guesses.
+    """
+    cluster = experiment.cluster
+    sigmas = dict(zip(TIME_CONSTANTS, prior_sigma(TIME_CONSTANTS).tolist(), strict=True))
+    is_measured = all(device.is_measured for device in cluster.device_types) and not any(
+        layer.experts for layer in experiment.model.layers
+    )
+    sigmas[PROGRAM_SCALE] = _ON_MEASURED_BOARDS if is_measured else FIRST_MET
+    if all(node.intra.board for node in cluster.nodes):
+        sigmas["intra_efficiency"] = _MEASURED_LINKS
+    if len(cluster.nodes) > 1 and any(node.inter.assumed for node in cluster.nodes):
+        sigmas["latency_scale"] = _GUESSED_PROTOCOL
+    return Uncertainty(
+        names=tuple(sigmas), covariance=_rows(np.diag(np.array([*sigmas.values()]) ** 2))
+    )
 
 
-def partly_known(posterior: Uncertainty, kept: Sequence[str]) -> Uncertainty:
+def partly_known(
+    posterior: Uncertainty, kept: Sequence[str], experiment: Experiment
+) -> Uncertainty:
     """Return the priors, replaced where the uncertainty of a constant is known."""
-    prior = prior_uncertainty()
+    prior = prior_uncertainty(experiment)
     covariance = np.array(prior.covariance)
     both = [name for name in posterior.names if name in kept and name in prior.names]
     ours, theirs = (
@@ -47,7 +73,7 @@ def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatAr
     Shape ``(num_directions, num_estimates)``. The sum of squares over directions is the variance
     that comes from the constants; strategies that move alike are uncertain together.
     """
-    uncertainty = experiment.uncertainty or prior_uncertainty()
+    uncertainty = experiment.uncertainty or prior_uncertainty(experiment)
     directions = _square_root(np.array(uncertainty.covariance))
     plans = [(experiment, estimate.strategy) for estimate in estimates]
     predictor = Predictor()

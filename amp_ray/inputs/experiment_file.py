@@ -112,8 +112,8 @@ class ExperimentFile(Section):
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as in Megatron-LM: this takes less memory, and gathers and scatters
     replace all-reduces. `auto`: on if the runtime supports it and tp, above 1, divides the tokens
-    of a sample, but off with `search.token_slices`; in space `heterogeneous` only in plans with one
-    tp and dp for all stages, in `operator` never."""
+    of a sample, but off with `search.token_slices`; in space `heterogeneous` tried with
+    one tp and dp for all stages, and in single stages of the fastest plans; in `operator` never."""
     runtime: Text = "deepspeed"
     """Program that trains, see [runtimes](#runtime-traits-and-constants)."""
     traits: dict[Text, Any] = Field(default_factory=dict)

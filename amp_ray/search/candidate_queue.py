@@ -104,7 +104,12 @@ class CandidateQueue:
         """Return all results to rank, with faster extra plans and the fastest plans improved."""
         feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
         least = min(map(speed, feasible), default=(math.inf, math.inf))
-        extra = [plan for plan in self._optional.extra_plans(feasible) if speed(plan) < least]
+        least_s = min((plan.iteration_time_s for plan in feasible), default=math.inf)
+        extra = [
+            plan
+            for plan in self._optional.extra_plans(feasible)
+            if speed(plan) < least or plan.iteration_time_s < least_s
+        ]
         results, feasible = [*self.results, *extra], [*feasible, *extra]
         strategies = {plan.strategy for plan in feasible}
         better: dict[int, Result] = {}

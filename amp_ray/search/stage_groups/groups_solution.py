@@ -154,9 +154,9 @@ def _solved(
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose
-    solution = (
-        without_limits(roomy.problem.problem, roomy.effort) if upper_bound_s is None else None
-    )
+    solution = None
+    if upper_bound_s is None and len(roomy.steps.choice):
+        solution = without_limits(roomy.problem.problem, roomy.effort)
     plans = () if solution is None else (roomy.strategy(solution.bounds, solution.options),)
     return GroupsSolution(
         estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
