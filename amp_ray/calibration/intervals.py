@@ -90,7 +90,7 @@ def tie_errors(experiment: Experiment, shifts: FloatArray) -> FloatArray:
     reason for a tie. If no constant separates two strategies, the model's own error remains.
     ``shifts`` are those of `log_shifts`; the result has shape ``(num_estimates,)``.
     """
-    variance = ((shifts - shifts[:, :1]) ** 2).sum(axis=0)
+    variance = _sum_of_rows((shifts - shifts[:, :1]) ** 2)
     errors: FloatArray = np.sqrt(variance + experiment.constants.time_error**2)
     return errors
 
@@ -106,7 +106,7 @@ def with_intervals(
         return []
     if shifts is None:
         shifts = log_shifts(experiment, estimates)
-    variance = (shifts**2).sum(axis=0)
+    variance = _sum_of_rows(shifts**2)
     sigmas = np.sqrt(variance + experiment.constants.time_error**2)
     return [
         replace(
@@ -171,6 +171,14 @@ def _square_root(covariance: FloatArray) -> FloatArray:
     values, vectors = np.linalg.eigh(covariance)
     root: FloatArray = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     return root
+
+
+def _sum_of_rows(array: FloatArray) -> FloatArray:
+    """Add rows one after the other: `numpy.sum` rounds a single column in another way."""
+    total = np.zeros(array.shape[1])
+    for row in array:
+        total += row
+    return total
 
 
 def _rows(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:

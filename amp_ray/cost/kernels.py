@@ -295,7 +295,7 @@ class LikeBlocks(NamedTuple):
     temporary_again: float  # the same in a stage that recomputes blocks
     crossing: float  # bytes that cross a boundary between stages, if there are several
     num_others: int  # most other blocks that a stage can have
-    checkpoints: bool  # whether recomputed blocks keep their input alone
+    keeps_ends_once: bool  # whether micro-batches in flight keep no boundaries in addition
 
 
 @kept()  # compiled when first called
@@ -329,7 +329,7 @@ def most_like_blocks(
         if chunks == 1:
             leaving = min(columns[3], flying) * (stage < pp - 1)
             buffers = columns[2] * (stage > 0) + leaving
-        elif block.checkpoints:
+        elif block.keeps_ends_once:
             buffers = columns[2] + columns[3]
         elif batches >= pp:  # each chunk in flight keeps what enters and leaves it
             buffers = 1.0 + 2 * (chunks * pp - ended) - pp * ((stage == 0) + (stage == pp - 1))

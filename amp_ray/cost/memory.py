@@ -349,7 +349,7 @@ class MemoryModel:
             temporary_again=temporary if num_others else recomputed,
             crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
             num_others=num_others,
-            checkpoints=self.candidate.options.recompute.kind == "full",
+            keeps_ends_once=self._keeps_ends_once,
         )
 
     @cached_property

@@ -74,8 +74,8 @@ def test_compiled_and_plain_earliest_starts_agree() -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_compiled_and_plain_most_like_blocks_agree(chunks: int, *, checkpoints: bool) -> None:
+@pytest.mark.parametrize("keeps_ends_once", [False, True])
+def test_compiled_and_plain_most_like_blocks_agree(chunks: int, *, keeps_ends_once: bool) -> None:
     each = kernels.LikeBlocks(
         kept_again=2.0,
         kept=5.0,
@@ -84,7 +84,7 @@ def test_compiled_and_plain_most_like_blocks_agree(chunks: int, *, checkpoints: 
         temporary_again=4.5,
         crossing=1.0,
         num_others=1,
-        checkpoints=checkpoints,
+        keeps_ends_once=keeps_ends_once,
     )
     stages = np.array([STAGE, STAGE])
     found = []
