@@ -102,6 +102,10 @@ bench: $(CORE)  ## Print the table of speed and memory
 closed-loop: $(DEMO)  ## Profile this machine, plan from that, run the best five: predicted against measured
 	$(VENV)/bin/python experiments/profile_to_trials.py
 
+.PHONY: one-gpu
+one-gpu: $(DEMO)  ## Measure on one CUDA device for eight minutes what can be predicted of it; 3 without a device
+	$(VENV)/bin/python experiments/one_gpu.py
+
 .PHONY: reference
 reference: $(CORE)  ## Write the parts of the documents that are made from the code into their pages
 	@$(VENV)/bin/python docs/reference.py

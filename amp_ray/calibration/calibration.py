@@ -152,7 +152,7 @@ def apply_calibration(
     constants = replace(constants, **values).moved({PROGRAM_SCALE: scale})
     uncertainty = Uncertainty(names=calibration.time_constants, covariance=calibration.covariance)
     if different:
-        uncertainty = partly_known(uncertainty, kept)
+        uncertainty = partly_known(uncertainty, kept, experiment)
     return replace(experiment, constants=constants, uncertainty=uncertainty)
 
 

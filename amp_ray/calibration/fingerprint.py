@@ -18,19 +18,6 @@ _MAX_NAMED: Final = 4  # differences that a message spells out
 
 def fingerprint(experiment: Experiment) -> Fingerprint:
     """Return names and figures of model, cluster, runtime and profile as plain JSON values."""
-    traits = asdict(experiment.traits)
-    del traits["description"]
-    # Older calibrations lack these; what follows from them is in fused_attention, and in the
-    # program's settings.
-    later = (
-        "fuses_older_attention",
-        "native_attention",
-        "keeps",
-        "formats",
-        "remainder_bytes_per_parameter",
-    )
-    for name in (*later, "fp8_gather_bytes_per_parameter"):
-        del traits[name]
     profile = experiment.profile
     record = {
         "model": {
@@ -49,10 +36,7 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
             ],
             **_zones(experiment.cluster),
         },
-        "runtime": {
-            **traits,
-            **experiment.program_settings,
-        },
+        "runtime": {**_traits(experiment), **experiment.program_settings},
         "profile": {
             "source": profile.source,
             "forward_s": {
@@ -63,6 +47,22 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
     }
     plain: Fingerprint = json.loads(json.dumps(record))
     return plain
+
+
+_LATER_TRAITS: Final = (
+    *("fuses_older_attention", "native_attention", "keeps", "formats"),
+    *("remainder_bytes_per_parameter", "fp8_gather_bytes_per_parameter"),
+)
+"""Traits that older calibrations lack; what follows from them is in ``fused_attention`` and in the
+program's settings."""
+
+
+def _traits(experiment: Experiment) -> dict[str, object]:
+    """Return the figures of the runtime that decide on times and memory."""
+    traits = asdict(experiment.traits)
+    for name in ("description", *_LATER_TRAITS):
+        del traits[name]
+    return traits
 
 
 def differing_parts(recorded: Fingerprint, expected: Fingerprint) -> tuple[str, ...]:
@@ -129,6 +129,7 @@ def _link(link: Link) -> dict[str, float]:
     figures = asdict(link)
     if link.collective_latency_s is None:
         del figures["collective_latency_s"]
-    if not link.rates:
-        del figures["rates"]
+    for name in ("rates", "fabric", "board", "assumed"):
+        if not figures[name]:
+            del figures[name]
     return figures

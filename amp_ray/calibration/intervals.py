@@ -16,22 +16,48 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 
 WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
-# Sigma of the common factor of all times on a site without any trials. Together with the
-# uncertainty of the constants it gives a mean error of about 12 %; on new sites the model was off
-# by 10 to 19 % (docs/cost-model.md).
 FIRST_MET: Final = 0.10
+"""Sigma of the common factor of all times on a site without any trials. Together with the
+uncertainty of the constants it gives a mean error of about 12 %; on new sites the model was off by
+10 to 19 % (docs/cost-model.md)."""
+
+_ON_MEASURED_BOARDS: Final = 0.05
+"""The same for models without experts if the model was compared with measurements of all boards:
+the root mean square of the mean errors of eight published tables (`make accuracy`, column bias)."""
+
+_MEASURED_LINKS: Final = 0.15
+"""Sigma of the rate within nodes if it was measured on these boards: other machines reach it
+within 3 % (vTrain's benchmark of A100), collectives beside computation less of it."""
+
+_GUESSED_PROTOCOL: Final = 0.9
+"""Sigma of latencies if the protocol is assumed: RDMA takes 5 us, TCP 25."""
 
 
-def prior_uncertainty() -> Uncertainty:
-    """Return the prior uncertainty of the constants of time."""
-    names = (*TIME_CONSTANTS, PROGRAM_SCALE)
-    sigma = np.array([*prior_sigma(TIME_CONSTANTS), FIRST_MET])
-    return Uncertainty(names=names, covariance=_rows(np.diag(sigma**2)))
+def prior_uncertainty(experiment: Experiment) -> Uncertainty:
+    """Return the uncertainty of the constants of time on a site without any trials.
+
+    It is smaller for boards and links that were measured elsewhere, and larger for guesses.
+    """
+    cluster = experiment.cluster
+    sigmas = dict(zip(TIME_CONSTANTS, prior_sigma(TIME_CONSTANTS).tolist(), strict=True))
+    is_measured = all(device.is_measured for device in cluster.device_types) and not any(
+        layer.experts for layer in experiment.model.layers
+    )
+    sigmas[PROGRAM_SCALE] = _ON_MEASURED_BOARDS if is_measured else FIRST_MET
+    if all(node.intra.board for node in cluster.nodes):
+        sigmas["intra_efficiency"] = _MEASURED_LINKS
+    if len(cluster.nodes) > 1 and any(node.inter.assumed for node in cluster.nodes):
+        sigmas["latency_scale"] = _GUESSED_PROTOCOL
+    return Uncertainty(
+        names=tuple(sigmas), covariance=_rows(np.diag(np.array([*sigmas.values()]) ** 2))
+    )
 
 
-def partly_known(posterior: Uncertainty, kept: Sequence[str]) -> Uncertainty:
+def partly_known(
+    posterior: Uncertainty, kept: Sequence[str], experiment: Experiment
+) -> Uncertainty:
     """Return the priors, replaced where the uncertainty of a constant is known."""
-    prior = prior_uncertainty()
+    prior = prior_uncertainty(experiment)
     covariance = np.array(prior.covariance)
     both = [name for name in posterior.names if name in kept and name in prior.names]
     ours, theirs = (
@@ -47,7 +73,7 @@ def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatAr
     Shape ``(num_directions, num_estimates)``. The sum of squares over directions is the variance
     that comes from the constants; strategies that move alike are uncertain together.
     """
-    uncertainty = experiment.uncertainty or prior_uncertainty()
+    uncertainty = experiment.uncertainty or prior_uncertainty(experiment)
     directions = _square_root(np.array(uncertainty.covariance))
     plans = [(experiment, estimate.strategy) for estimate in estimates]
     predictor = Predictor()
@@ -64,7 +90,7 @@ def tie_errors(experiment: Experiment, shifts: FloatArray) -> FloatArray:
     reason for a tie. If no constant separates two strategies, the model's own error remains.
     ``shifts`` are those of `log_shifts`; the result has shape ``(num_estimates,)``.
     """
-    variance = ((shifts - shifts[:, :1]) ** 2).sum(axis=0)
+    variance = _sum_of_rows((shifts - shifts[:, :1]) ** 2)
     errors: FloatArray = np.sqrt(variance + experiment.constants.time_error**2)
     return errors
 
@@ -80,7 +106,7 @@ def with_intervals(
         return []
     if shifts is None:
         shifts = log_shifts(experiment, estimates)
-    variance = (shifts**2).sum(axis=0)
+    variance = _sum_of_rows(shifts**2)
     sigmas = np.sqrt(variance + experiment.constants.time_error**2)
     return [
         replace(
@@ -145,6 +171,14 @@ def _square_root(covariance: FloatArray) -> FloatArray:
     values, vectors = np.linalg.eigh(covariance)
     root: FloatArray = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     return root
+
+
+def _sum_of_rows(array: FloatArray) -> FloatArray:
+    """Add rows one after the other: `numpy.sum` rounds a single column in another way."""
+    total = np.zeros(array.shape[1])
+    for row in array:
+        total += row
+    return total
 
 
 def _rows(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:

@@ -21,6 +21,7 @@ from amp_ray.cli.options import (
     set_option,
     verbose_option,
 )
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
@@ -36,9 +37,11 @@ from amp_ray.exports.trace import trace
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profiles.metis import SUFFIX
+from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_test
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, RANGES, read_trace, trace_folder
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
+from amp_ray.runtime.profile.links import links_of_tests, links_yaml
 from amp_ray.runtime.profile.parts import load_unprofiled
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
@@ -265,7 +268,7 @@ _COUNT = click.IntRange(min=1)
 
 @click.group(name="import")
 def import_files() -> None:
-    """Read what other programs wrote: a planner's input files, or a trace of your own run."""
+    """Read what other programs wrote: planners' input files, traces and logs of your runs."""
 
 
 @import_files.command()
@@ -410,6 +413,39 @@ def _for_each(values: tuple[int, ...], traces: tuple[Path, ...], option: str) ->
         message = f"{option}: found {len(values)} values; expected one, or one for each trace"
         raise InputError(message)
     return values * len(traces) if len(values) == 1 else values
+
+
+@import_files.command("nccl-tests")
+@click.argument("logs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="LOG...")
+@click.option(
+    "--collective",
+    type=click.Choice(COLLECTIVES),
+    help="What the logs measured, if they do not say so (before nccl-tests 2.17).",
+)
+@output_option("LINKS.yaml", required=False)
+@verbose_option
+def nccl_tests(*, logs: tuple[Path, ...], collective: str | None, output: Path | None) -> None:
+    """Turn logs of nccl-tests into the keys of a node for its links.
+
+    A log is the output of all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf or
+    sendrecv_perf. Ranks on one host tell the link within a node, ranks on several hosts the
+    network. The keys go into the node's entry in cluster.nodes, without a protocol.
+    """
+    tests = [parse_nccl_test(read_text(log), file=str(log), collective=collective) for log in logs]
+    reports = links_of_tests(tests, Constants())
+    text = links_yaml(reports)
+    for report in reports:
+        place = "within a node" if report.place.scope == "intra" else "between nodes"
+        click.echo(
+            f"amp-ray: {place}: {report.gbit_per_s:.4g} Gbit/s, typical error of one rate and "
+            f"latency {100 * report.error_fraction:.0f} %",
+            err=True,
+        )
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_output(output, text)
+        click.echo(f"{output}: keys of an entry in cluster.nodes")
 
 
 def _path_from(folder: Path, profile: Path) -> str:

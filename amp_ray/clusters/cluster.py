@@ -9,17 +9,35 @@ from typing import Final, Literal
 import numpy as np
 
 from amp_ray.clusters.constants import Constants
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import Device, is_cpu
 from amp_ray.units import GIGA, gbit_per_s_to_bytes_per_s, microseconds_to_s
 
-DEFAULT_INTRA_LATENCY_S = microseconds_to_s(8)
-"""Time of an NCCL step within a node (NVLink or PCIe); 5-15 us in NCCL's tuning tables."""
-
-DEFAULT_INTER_LATENCY_S = microseconds_to_s(25)
-"""Time of an NCCL step between nodes: 10-20 us on InfiniBand, 20-40 us on TCP in a cloud."""
-
-
 Protocol = Literal["tcp", "rdma", "efa"]
+
+Fabric = Literal["nvlink", "pcie", "network"]
+"""Kinds of links for which NCCL's tuning model has latencies."""
+
+RDMA_STEP_S: Final = microseconds_to_s(5)
+"""Message over InfiniBand or RoCE from rank to rank: 1-2 us on the wire and in a switch, the rest
+for two host threads that post it and wait for it. NCCL's latencies of a network contain it."""
+
+DEFAULT_INTRA_LATENCY_S: Final[Mapping[Fabric, float]] = {
+    "nvlink": microseconds_to_s(2),
+    "pcie": microseconds_to_s(5),
+}
+"""Latency of a message within a node, between NCCL's .6 and 3.4 us for NVLink, 1 and 5.7 for PCIe
+(``hwLat`` in ``src/graph/tuning.cc``, by protocol)."""
+
+DEFAULT_INTER_LATENCY_S: Final[Mapping[Protocol | None, float]] = {
+    None: microseconds_to_s(25),
+    "tcp": microseconds_to_s(25),
+    "rdma": RDMA_STEP_S,
+    "efa": microseconds_to_s(60),
+}
+"""Time of a step between nodes by protocol. TCP in a cloud takes 20-40 us. Steps over EFA took 54
+to 70 us (docs/cost-model.md, "Steps over nodes"); AWS's plugin tells NCCL 75 for P4d and P5
+(aws-ofi-nccl, ``platform-aws.c``), with which NCCL chooses algorithms. An unknown network is taken
+for TCP."""
 
 _REACHED: Final[Mapping[Protocol, tuple[float, float]]] = {
     "tcp": (0.95, gbit_per_s_to_bytes_per_s(38)),
@@ -29,9 +47,22 @@ _REACHED: Final[Mapping[Protocol, tuple[float, float]]] = {
 """Share of the line rate that collectives reach, and the maximum rate. TCP of one host saturates
 only slow lines: .95 of 10 Gbit/s, .79 of 50; InfiniBand reaches .96 at any rate."""
 
-COLLECTIVE_LATENCY_S: Final[Mapping[Protocol, float]] = {"efa": microseconds_to_s(75)}
-"""Time of a collective step by protocol, if it is longer than that of a message. AWS's NCCL plugin
-sets this value for P4d and P5 (aws-ofi-nccl, ``platform-aws.c``)."""
+_TCP_RATE: Final = gbit_per_s_to_bytes_per_s(100)
+_RDMA_RATE: Final = gbit_per_s_to_bytes_per_s(200)
+
+
+def assumed_protocol(device: Device, bytes_per_s: float) -> Protocol | None:
+    """Return the protocol of a node's network where nothing states it, from board and line rate.
+
+    Nodes of T4, P100 and V100 with up to 100 Gbit/s are those of clouds, without RDMA; a single
+    host's TCP does not fill 200 Gbit/s, which are sold with InfiniBand or RoCE. Else unknown.
+    """
+    if is_cpu(device.name) or device.link_bytes_per_s is None:
+        return None
+    if bytes_per_s >= _RDMA_RATE:
+        return "rdma"
+    is_old = not device.has_flash_attention
+    return "tcp" if is_old and bytes_per_s <= _TCP_RATE else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +79,11 @@ class Link:
     # the same for all sizes
     rates: tuple[tuple[float, float], ...] = ()
     protocol: Protocol | None = None  # protocol of a network interface, if known
+    assumed: bool = False  # whether the protocol is `assumed_protocol`
+    # Kind of link whose latencies NCCL's tuning model gives; None if ``latency_s`` is stated, then
+    # every step takes it
+    fabric: Fabric | None = None
+    board: str = ""  # board whose measured collectives are those of this link; empty for none
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
@@ -340,6 +376,14 @@ class Cluster:
             if node.is_slow_within
         )
         return ", ".join(slow)
+
+    @cached_property
+    def assumed_network(self) -> str:
+        """Name the protocols that are taken for the networks of several nodes; may be empty."""
+        if len(self.nodes) == 1:
+            return ""
+        assumed = {node.inter.protocol for node in self.nodes if node.inter.assumed}
+        return " and ".join(sorted(filter(None, assumed)))
 
     @property
     def has_prices(self) -> bool:

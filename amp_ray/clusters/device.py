@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, Literal
 
 from amp_ray.units import GIB, GIGA, TERA, Precision, gib_to_bytes
 
@@ -162,6 +162,18 @@ class Device:
         return GIGA * _EXCHANGE.get(self.name, inf)
 
     @property
+    def fabric(self) -> Literal["nvlink", "pcie"] | None:
+        """What joins boards in a node (Infinity Fabric counts as NVLink); None if unknown."""
+        if self.link_bytes_per_s is None:
+            return None
+        return "pcie" if self.link_bytes_per_s <= _FASTEST_PCIE else "nvlink"
+
+    @property
+    def has_switch(self) -> bool:
+        """Whether NVSwitch joins its boards and can add up what they send, from Hopper on."""
+        return self.link_bytes_per_s is not None and self.link_fraction == _REACHED
+
+    @property
     def rack_devices(self) -> int:
         """Devices of a rack that its links join; 0 if they join those of one host."""
         return _RACK_DEVICES.get(self.name, 0)
@@ -247,6 +259,8 @@ _LINKS: Final = {
 }
 """Boards by the total GB/s of their links in one direction, from the same data sheets; for NVLink
 and Infinity Fabric these state the sum of both directions."""
+
+_FASTEST_PCIE: Final = 63.0 * GIGA
 
 _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
 

@@ -1,8 +1,11 @@
 """Messages and collectives over links that others share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from amp_ray.clusters.constants import Constants
+from amp_ray.cost.nccl import SIZES, Curve
 from amp_ray.runtimes.traits import RuntimeTraits
 
 RING_OVERHEAD_RANKS = 0.5
@@ -20,10 +23,26 @@ class Path:
     host_s: float = 0.0  # host seconds that each of its ranks adds to starting a collective
     # Latency from the leaves of a tree over its nodes to the root; 0 if there is no tree
     tree_s: float = 0.0
+    # Times of its collectives by size; None for a plain ring whose every step takes ``step_s``
+    all_reduce: Curve | None = None
+    gather: Curve | None = None
+    exchange: Curve | None = None  # all-to-all, if it was measured
 
 
 NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)
 """Path of a group of one rank, which sends nothing."""
+
+
+_MOST_CURVED = float(SIZES[-1])
+
+
+def fastest_path(bytes_per_s: float) -> Path:
+    """Return a path over nodes that no ring, tree or switch undercuts at this rate.
+
+    Every node sends at least what it holds once in an all-reduce, since there are two or more.
+    """
+    line = Curve(seconds=tuple((SIZES / bytes_per_s).tolist()), s_per_byte=1.0 / bytes_per_s)
+    return Path(bytes_per_s=bytes_per_s, step_s=0.0, num_nodes=2, all_reduce=line)
 
 
 def start_s(constants: Constants, traits: RuntimeTraits) -> float:
@@ -31,20 +50,18 @@ def start_s(constants: Constants, traits: RuntimeTraits) -> float:
     return constants.message_scale * (constants.collective_start_s + traits.synchronisation_s)
 
 
-def all_reduce_s(
-    num_bytes: float, num_ranks: int, path: Path, start: float, num_messages: float = 1.0
-) -> float:
-    """Time an all-reduce by the rate of a ring: ``2 (n - 1)`` steps of ``1 / n`` of the bytes.
+def all_reduce_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> float:
+    """Time an all-reduce by its path's curve, or else by a plain ring.
 
-    Between nodes the latency is that of a ring or of a tree (once up and once down), whichever is
-    shorter. NCCL uses two trees since 2.4, which together send as many bytes as a ring.
+    A ring makes ``2 (n - 1)`` steps of ``1 / n`` of the bytes. Between nodes the latency is that of
+    a ring or of a tree (once up and once down), whichever is shorter. NCCL uses two trees since
+    2.4, which together send as many bytes as a ring.
 
     Args:
         num_bytes: Size of the tensor on every rank.
         num_ranks: ``n``.
         path: Slowest rate and latencies of the ring.
         start: Seconds before the first step.
-        num_messages: Parts that are sent one after the other, each with start and latency.
 
     Returns:
         Seconds; 0 for a single rank.
@@ -57,32 +74,57 @@ def all_reduce_s(
         >>> round(all_reduce_s(1e9, 2, path, start=0.5), 6)  # 0.5 + 2 x 0.001 + 1
         1.502
     """
+    if num_ranks == 1:
+        return 0.0
+    if path.all_reduce is not None:
+        return start + path.all_reduce.at(num_bytes)
     latency_s = 2 * (num_ranks - 1) * path.step_s
     if path.tree_s:
         latency_s = min(latency_s, 2 * path.tree_s)
-    return _sent_s(num_ranks, start + latency_s, num_messages) + 2 * _carried_s(
-        num_bytes, num_ranks, path
-    )
+    return start + latency_s + 2 * _carried_s(num_bytes, num_ranks, path)
 
 
-def all_gather_s(
-    num_bytes: float, num_ranks: int, path: Path, start: float, num_messages: float = 1.0
-) -> float:
-    """Time a ring all-gather of ``num_bytes`` in total: it has half the steps of an all-reduce."""
+def all_gather_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> float:
+    """Time an all-gather of ``num_bytes`` in total: a ring has half the steps of an all-reduce."""
+    if num_ranks == 1:
+        return 0.0
+    if path.gather is not None:
+        return start + path.gather.at(num_bytes)
     latency_s = (num_ranks - 1) * path.step_s
-    return _sent_s(num_ranks, start + latency_s, num_messages) + _carried_s(
-        num_bytes, num_ranks, path
-    )
+    return start + latency_s + _carried_s(num_bytes, num_ranks, path)
+
+
+Collective = Callable[[float, int, Path, float], float]
+"""`all_reduce_s` or `all_gather_s`."""
+
+
+def in_buckets_s(
+    collective: Collective,
+    num_bytes: float,
+    num_ranks: int,
+    path: Path,
+    start: float,
+    bucket_bytes: float = inf,
+) -> float:
+    """Time a collective that is cut into buckets, one after the other: linear in the bytes.
+
+    Full buckets take the time of their size, the last one at least that of an empty one. A single
+    message goes at the rate of the largest ones.
+    """
+    empty_s, full_s = (collective(size, num_ranks, path, start) for size in (0.0, _MOST_CURVED))
+    if bucket_bytes < _MOST_CURVED:
+        bucket_s = collective(bucket_bytes, num_ranks, path, start)
+        return empty_s + num_bytes / bucket_bytes * bucket_s
+    more_s = collective(2 * _MOST_CURVED, num_ranks, path, start) - full_s
+    fixed_s = max(empty_s, full_s - more_s) + (num_bytes / bucket_bytes) * empty_s
+    return fixed_s + num_bytes / _MOST_CURVED * more_s
 
 
 def exchange_s(num_bytes: float, path: Path, start: float) -> float:
     """Time an all-to-all in which a rank sends ``num_bytes`` in total; see `Topology.exchange`."""
+    if path.exchange is not None:
+        return start + path.exchange.at(num_bytes)
     return start + path.step_s * path.num_nodes + num_bytes / path.bytes_per_s
-
-
-def _sent_s(num_ranks: int, message_s: float, num_messages: float) -> float:
-    """Time the latency of all messages; 0 for a single rank."""
-    return num_messages * message_s if num_ranks > 1 else 0.0
 
 
 def _carried_s(num_bytes: float, num_ranks: int, path: Path) -> float:

@@ -76,6 +76,7 @@ class Columns:
             *([SLOW_LINK.format(slow_links)] if slow_links else []),
             *([] if experiment.is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in experiment.model.shape.not_counted),
+            *experiment.model.shape.assumed,
             *remarks(experiment),
         )
 

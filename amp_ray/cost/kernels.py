@@ -292,7 +292,10 @@ class LikeBlocks(NamedTuple):
     kept: float  # the same if it is not
     parameters: float
     temporary: float  # bytes that live while it runs
+    temporary_again: float  # the same in a stage that recomputes blocks
     crossing: float  # bytes that cross a boundary between stages, if there are several
+    num_others: int  # most other blocks that a stage can have
+    keeps_ends_once: bool  # whether micro-batches in flight keep no boundaries in addition
 
 
 @kept()  # compiled when first called
@@ -300,6 +303,11 @@ def most_like_blocks(
     stages: FloatArray, block: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
 ) -> IntArray:
     """Return the largest number of equal blocks that fit each stage, whatever its other layers.
+
+    In an interleaved schedule of at least ``pp`` micro-batches, a stage has run every chunk for
+    ``pp`` micro-batches once, and has ended only backward passes of its last chunk: with ``n``
+    micro-batches in flight, summed over chunks, ``max(0, chunks * pp - n)`` of them. So every other
+    chunk has ``pp`` micro-batches in flight at that time.
 
     Args:
         stages: Shape ``(pp, 9)``, rows as in `peak_with`.
@@ -312,25 +320,39 @@ def most_like_blocks(
         Shape ``(pp,)``; -1 where nothing fits.
     """
     num_blocks, num_again, chunks, batches = numbers
-    most = np.full(len(stages), -1, np.int64)
-    for stage in range(len(stages)):
-        columns, buffers = stages[stage], 1.0
+    pp = len(stages)
+    most = np.full(pp, -1, np.int64)
+    for stage in range(pp):
+        columns = stages[stage]
         flying = columns[1]
+        whole, ended = chunks * flying, max(0.0, chunks * (pp - flying))
         if chunks == 1:
-            leaving = min(columns[3], flying) * (stage < len(stages) - 1)
+            leaving = min(columns[3], flying) * (stage < pp - 1)
             buffers = columns[2] * (stage > 0) + leaving
+        elif block.keeps_ends_once:
+            buffers = columns[2] + columns[3]
+        elif batches >= pp:  # each chunk in flight keeps what enters and leaves it
+            buffers = 1.0 + 2 * (chunks * pp - ended) - pp * ((stage == 0) + (stage == pp - 1))
+        else:
+            buffers = 1.0
         for number in range(num_blocks, -1, -1):
             again = min(num_again, number)
+            spared_each = again * (block.kept - block.kept_again)
             if chunks == 1:
-                held = flying * (again * block.kept_again + (number - again) * block.kept)
+                held = flying * (number * block.kept - spared_each)
             else:
-                whole, of_chunk = chunks * flying, number // chunks  # blocks of each, at least
-                spared = min(float(batches), whole) * again * (block.kept - block.kept_again)
+                of_chunk = number // chunks  # blocks of each, at least
+                spared = min(float(batches), whole) * spared_each
                 least = whole * of_chunk * min(block.kept, block.kept_again)
                 held = max(whole * of_chunk * block.kept - spared, least)
+                if batches >= pp:
+                    of_last = min(number, -(-(number + block.num_others) // chunks))
+                    kept = pp * number * block.kept - ended * of_last * block.kept
+                    held = max(held, kept - pp * max(spared_each, 0.0))
             parameters = block.parameters * number
             tail = max(columns[4] * min(parameters, columns[5]), columns[6] * parameters)
-            live = held + buffers * block.crossing + (number > 0) * block.temporary + tail
+            temporary = block.temporary_again if again > 0 else block.temporary
+            live = held + buffers * block.crossing + (number > 0) * temporary + tail
             if columns[7] + columns[0] * parameters + columns[8] * live <= limit:
                 most[stage] = number
                 break

@@ -309,34 +309,47 @@ class MemoryModel:
         stages = self._stages, self._part_stages
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
-    def most_blocks(self, limit_bytes: float, places: IntArray, num_again: int) -> IntArray:
+    def most_blocks(
+        self, limit_bytes: float, places: tuple[int, ...], num_again: int, *, by_chunk: bool = True
+    ) -> IntArray:
         """Return an upper bound on the equal blocks of each stage, whatever its other layers.
 
         Args:
             limit_bytes: Memory limit of a rank.
             places: Positions of these blocks in the chain.
             num_again: Most recomputed blocks of each stage.
+            by_chunk: Whether memory is that of `peak_of_chunks`, or as in `earliest_starts`.
 
         Returns:
             Shape ``(pp,)``; -1 where nothing fits.
         """
         candidate = self.candidate
-        chunks, batches = candidate.virtual_stages, candidate.num_micro_batches
-        numbers = len(places), num_again, chunks, batches
-        like = self._like_blocks(tuple(places.tolist()))
+        chunks = candidate.virtual_stages if by_chunk else 1
+        numbers = len(places), num_again, chunks, candidate.num_micro_batches
+        like = self._like_blocks(places)
         return most_like_blocks(self._stages, like, limit_bytes, numbers)
 
     @memoised
     def _like_blocks(self, positions: tuple[int, ...]) -> LikeBlocks:
         """Return the least memory of each of several equal blocks."""
-        both, places = (self.layers, self.plain), list(positions)
-        again, plain = (float(np.diff(rows[1])[places].min()) for rows in both)
+        places = np.array(positions)
+        after, counts = places + 1, self.block_counts
+        again, plain = (
+            float((rows[1, after] - rows[1, places]).min()) for rows in (self.layers, self.plain)
+        )
+        are_blocks = bool((counts[after] > counts[places]).all())
+        num_others = int(counts[-1]) - len(places) if are_blocks else len(counts)
+        recomputed = float(self.layers[2, places].min())
+        temporary = min(recomputed, float(self.plain[2, places].min()))
         return LikeBlocks(
             kept_again=again,
             kept=plain,
-            parameters=float(np.diff(self.layers[0])[places].min()),
-            temporary=min(float(rows[2, places].min()) for rows in both),
+            parameters=float((self.layers[0, after] - self.layers[0, places]).min()),
+            temporary=temporary,
+            temporary_again=temporary if num_others else recomputed,
             crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
+            num_others=num_others,
+            keeps_ends_once=self._keeps_ends_once,
         )
 
     @cached_property
@@ -595,19 +608,19 @@ class StageMemory:
     def _chunks(self, stage: int, bounds: tuple[int, ...]) -> Sequence[tuple[int, int]]:
         return list(pairwise(bounds))[stage :: len(self.needs)]
 
-    def most_blocks(self, places: IntArray, num_again: int) -> int:
-        """Return an upper bound on the equal blocks of all stages together.
+    def most_blocks(self, places: tuple[int, ...], num_again: int, scale: float = 1.0) -> int:
+        """Return an upper bound on the equal blocks of all stages that `earliest_starts` allows.
 
-        Arguments as of `MemoryModel.most_blocks`.
+        Arguments as of `MemoryModel.most_blocks`; ``scale`` multiplies every device's memory.
         """
-        most: dict[tuple[MemoryModel, int], IntArray] = {}
+        most: dict[tuple[MemoryModel, float], IntArray] = {}
         number = 0
         for stage, needs in enumerate(self.needs):
             rooms = []
             for memory, device in needs:
-                key = memory, device.memory_bytes
+                key = memory, scale * device.memory_bytes
                 if key not in most:
-                    most[key] = memory.most_blocks(device.memory_bytes, places, num_again)
+                    most[key] = memory.most_blocks(key[1], places, num_again, by_chunk=False)
                 rooms.append(int(most[key][stage]))
             number += min(rooms)
         return number

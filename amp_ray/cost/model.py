@@ -63,7 +63,12 @@ class SampleCosts:
     @cached_property
     def topology(self) -> Topology:
         """The cluster's links."""
-        return Topology(cluster=self.experiment.cluster, constants=self.experiment.constants)
+        experiment = self.experiment
+        return Topology(
+            cluster=experiment.cluster,
+            constants=experiment.constants,
+            has_pat=experiment.traits.has_pat,
+        )
 
     @cached_property
     def layer_costs(self) -> LayerCosts:
@@ -164,6 +169,7 @@ class StageCosts:
     """Everything about stages in a row that does not depend on their cuts."""
 
     stages: PlacedStages
+    kinds: GroupKinds  # groups of equal times
     times: StageTimes  # layer times of their ranks
     messages: Messages
     memory: StageMemory  # peak bytes
@@ -211,9 +217,11 @@ class CostModel(SampleCosts):
         rings = topology.rings(stages.tensor_groups)
         if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
             rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
-        times = samples.time_tables.times(stages, types, rings)
+        kinds = samples.time_tables.kinds(stages, types, rings)
+        times = samples.time_tables.of_kinds(kinds)
         return StageCosts(
             stages=stages,
+            kinds=kinds,
             times=times,
             messages=messages.between(stages, rings),
             memory=self.stage_memory(stages),
@@ -227,6 +235,25 @@ class CostModel(SampleCosts):
                 ],
                 weights=samples.weights,
             ),
+            slices=SliceCosts(whole=self, stages=stages),
+        )
+
+    def costs_like(self, costs: StageCosts, stages: PlacedStages) -> StageCosts:
+        """Return `stage_costs` of stages that differ from those of other costs in recompute only.
+
+        Args:
+            costs: Costs of stages that all have one recompute setting.
+            stages: The same stages, also with one setting.
+        """
+        kinds = replace(costs.kinds, stages=stages)
+        times = self.samples(stages.cp).time_tables.of_kinds(kinds)
+        return replace(
+            costs,
+            stages=stages,
+            kinds=kinds,
+            times=times,
+            memory=self.stage_memory(stages),
+            step_ends=replace(costs.step_ends, stages=stages, times=times),
             slices=SliceCosts(whole=self, stages=stages),
         )
 

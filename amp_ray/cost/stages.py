@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -377,6 +377,38 @@ class StageTimes:
         return split
 
 
+_MOST_CODES: Final = 2**62
+"""Numbers that fit 64 bits."""
+
+
+def first_rows(columns: IntArray) -> tuple[IntArray, IntArray]:
+    """Number distinct columns in the order of their first appearance.
+
+    Args:
+        columns: Shape ``(num_values, num_columns)``.
+
+    Returns:
+        Number of each column, and the place of the first column with each number.
+
+    Example:
+        >>> number, first = first_rows(np.array([[5, 3, 5], [1, 1, 1]]))
+        >>> number.tolist(), first.tolist()
+        ([0, 1, 0], [0, 1])
+    """
+    codes, num_codes = np.zeros(columns.shape[1], dtype=np.int64), 1
+    for row in columns:
+        num_values = int(row.max()) + 1
+        if num_codes * num_values > _MOST_CODES:
+            distinct, codes = np.unique(codes, return_inverse=True)
+            num_codes = len(distinct)
+        codes, num_codes = codes * num_values + row, num_codes * num_values
+    _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return number[codes], first[order]
+
+
 def prefix_sums(rows: FloatArray) -> FloatArray:
     """Return prefix sums of shape ``(num_rows, num_layers + 1)`` of ``(num_rows, num_layers)``."""
     prefix = np.zeros((rows.shape[0], rows.shape[1] + 1))
@@ -434,38 +466,37 @@ class TimeTables:
     ) -> GroupKinds:
         """Sort tensor-parallel groups into kinds of equal times; for the arguments see `times`."""
         _, of_stage = stages.distinct_options
-        of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
         exchanges: dict[Path, int] = {}
         of_exchange = [
             exchanges.setdefault(path, len(exchanges))
             for path in stages.exchanges(self.topology, self.copies)
         ]
-        exchange_of_group = [of_exchange[stage] for stage in stages.stage_of_group.tolist()]
         context = stages.context_rings(self.topology)
-        keys = zip(
-            types,
-            rings.index,
-            exchange_of_group,
-            context.index,
-            of_group,
-            stages.samples.tolist(),
-            strict=True,
+        sets: dict[frozenset[int], int] = {}
+        columns = np.array(
+            [
+                [sets.setdefault(device_types, len(sets)) for device_types in types],
+                rings.index,
+                np.array(of_exchange)[stages.stage_of_group],
+                context.index,
+                np.array(of_stage)[stages.stage_of_group],
+                stages.samples,
+            ]
         )
-        index: dict[tuple[frozenset[int], int, int, int, int, int], int] = {}
-        kind = [index.setdefault(key, len(index)) for key in keys]
-        paths = list(exchanges)
+        kind, places = first_rows(columns)
+        type_sets, paths = list(sets), list(exchanges)
         distinct = tuple(
             GroupKind(
-                types=tuple(sorted(device_types)),
+                types=tuple(sorted(type_sets[device_types])),
                 ring=rings.paths[ring],
                 exchange=paths[exchange],
                 context=context.paths[around],
                 options=of,
                 samples=samples,
             )
-            for device_types, ring, exchange, around, of, samples in index
+            for device_types, ring, exchange, around, of, samples in columns[:, places].T.tolist()
         )
-        return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))
+        return GroupKinds(stages=stages, distinct=distinct, kind=kind)
 
     def of_kinds(self, kinds: GroupKinds) -> StageTimes:
         """Return the layer times of stages, from the kinds of their groups."""

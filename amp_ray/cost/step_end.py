@@ -17,7 +17,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, start_s
+from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, in_buckets_s, start_s
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import Topology
@@ -199,18 +199,23 @@ class StepEndModel:
         reduce = all_gather_s  # a reduce-scatter takes the same time as an all-gather
         if options.zero.stage == 1 and copies == 1 and not self.traits.scatters_gradients:
             reduce = all_reduce_s
-        buckets = 1.0 + parameters / max(self.traits.bucket_elements, 1.0)
-        within_s = max(reduce(num_bytes, shards, path, start, buckets) for path in paths.shards)
-        share = num_bytes / shards
+        bucket = max(self.traits.bucket_elements, 1.0) * self.per_parameter.gradient
+        within_s = max(
+            in_buckets_s(reduce, num_bytes, shards, path, start, bucket) for path in paths.shards
+        )
         return within_s + max(
-            all_reduce_s(share, copies, path, start, buckets) for path in paths.copies
+            in_buckets_s(all_reduce_s, num_bytes / shards, copies, path, start, bucket / shards)
+            for path in paths.copies
         )
 
     def gather_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
         """Return the seconds to gather weights within each shard group."""
         num_bytes = parameters * self.per_parameter.gathered
         shards = options.zero.shards(options.dp)
-        return max(all_gather_s(num_bytes, shards, path, self._start_s) for path in paths.shards)
+        return max(
+            in_buckets_s(all_gather_s, num_bytes, shards, path, self._start_s)
+            for path in paths.shards
+        )
 
     def optimizer_s(self, parameters: float, shards: int, device: Device) -> float:
         """Return the seconds of an optimizer step that ``shards`` ranks share, by its traffic."""

@@ -10,10 +10,11 @@ from typing import Self
 import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.cluster import RDMA_STEP_S, Cluster, Link, Node
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
 from amp_ray.cost.kernels import LinkTable
+from amp_ray.cost.nccl import Curve, Group, exchange_latency_s, generation, measured_curve
 from amp_ray.memo import memoised
 
 
@@ -44,6 +45,7 @@ class Topology:
 
     cluster: Cluster  # nodes and links as stated
     constants: Constants  # share of the stated rates that collectives reach
+    has_pat: bool = False  # whether NCCL has the algorithm PAT
 
     @cached_property
     def node_of_device(self) -> IntArray:
@@ -235,7 +237,8 @@ class Topology:
                     node.host_link.bandwidth_bytes_per_s * self.constants.intra_efficiency
                 )
                 in_node_step = node.host_link.step_s * self.constants.latency_scale
-            return Path(bytes_per_s=in_node_rate / overhead, step_s=in_node_step)
+            path = Path(bytes_per_s=in_node_rate / overhead, step_s=in_node_step)
+            return self._timed(path, nodes, num_ranks, (in_node_rate / overhead, in_node_step))
         rates, steps = self._between
         spread = len(nodes) / num_ranks
         shares = [max(sharers[node], first[kinds[node]].num_hosts * spread) for node in nodes]
@@ -245,13 +248,70 @@ class Topology:
         step = max(steps[a][b] for (a, _), (b, _) in hops)
         # With one rank per node no hop stays inside, but every rank still feeds its interface.
         in_node_rate /= 1.0 if len(nodes) == num_ranks else overhead
-        return Path(
+        path = Path(
             bytes_per_s=min(rate, in_node_rate),
             step_s=max(in_node_step, step),
             num_nodes=len(nodes),
             tree_s=ceil(log2(len(nodes))) * step
             + (ceil(num_ranks / len(nodes)) - 1) * in_node_step,
         )
+        return self._timed(path, nodes, num_ranks, (in_node_rate, in_node_step), (rate, step))
+
+    def _timed(
+        self,
+        path: Path,
+        nodes: tuple[int, ...],
+        num_ranks: int,
+        inside: tuple[float, float],
+        network: tuple[float, float] = (inf, 0.0),
+    ) -> Path:
+        """Return the path with NCCL's times, unless the latencies of all its links are stated.
+
+        Args:
+            path: Path of a ring.
+            nodes: Nodes that it visits.
+            num_ranks: Its ranks.
+            inside: Rate and step of the slowest hop within a node.
+            network: The same between nodes.
+        """
+        of_ring = [self.cluster.nodes[node] for node in nodes]
+        scale = self.constants.latency_scale
+        fabrics = {node.intra.fabric for node in of_ring}
+        within = inside[1] if None in fabrics else max(filter(None, fabrics))
+        crosses, protocols = len(nodes) > 1, {node.inter.protocol for node in of_ring}
+        is_default = crosses and all(node.inter.fabric for node in of_ring)
+        if not is_default and not isinstance(within, str):
+            return path
+        devices = [node.device for node in of_ring]
+        boards = frozenset(node.intra.board for node in of_ring)
+        is_plain = all(boards) and all(device.has_switch for device in devices)
+        switch = min(self._within[0][self._kinds[0][node]] for node in nodes) if is_plain else 0.0
+        group = Group(
+            num_ranks=num_ranks,
+            num_nodes=len(nodes),
+            within_bytes_per_s=inside[0],
+            network_bytes_per_s=network[0],
+            within=within,
+            network="network" if is_default else network[1],
+            slower_s=max(0.0, network[1] - scale * RDMA_STEP_S) if is_default else 0.0,
+            latency_scale=scale,
+            rate_scale=self.constants.intra_efficiency,
+            generation=min(generation(device.link_bytes_per_s) for device in devices),
+            switch_bytes_per_s=switch,
+            has_ll="efa" not in protocols or not crosses,
+            has_ll128=within == "nvlink" and (protocols <= {"rdma", "efa"} or not crosses),
+            has_pat=self.has_pat,
+        )
+        reduce, gather, step_s = self._curves(group, "" if crosses else max(boards))
+        return replace(path, all_reduce=reduce, gather=gather, step_s=step_s)
+
+    @memoised
+    def _curves(self, group: Group, board: str) -> tuple[Curve, Curve, float]:
+        """Return the curves of an all-reduce and of a gather, and the latter's latency per step."""
+        size = group.num_ranks
+        reduce = self._measured(board, ("all_reduce",), size) or group.all_reduce()
+        gather = self._measured(board, ("all_gather", "reduce_scatter"), size) or group.gather()
+        return reduce, gather, max(0.0, gather.seconds[0]) / (group.num_ranks - 1)
 
     def exchange(self, groups: IntArray | Sequence[Sequence[int]], copies: int = 1) -> Path:
         """Return rate and latencies of the slowest of several all-to-alls that run at once.
@@ -297,8 +357,10 @@ class Topology:
                 kind = kinds[node]
                 peers = [(kinds[other], count) for other, count in nodes if other != node]
                 share = (here if copies == 1 or not peers else size) / size
-                reached = first[kind].device.exchange_bytes_per_s
-                rate = min(within_rate[kind], reached * self.constants.intra_efficiency)
+                rate = within_rate[kind]
+                if first[kind].intra.board:
+                    reached = first[kind].device.exchange_bytes_per_s
+                    rate = min(rate, reached * self.constants.intra_efficiency)
                 inside = share * (here - 1) / here / rate
                 slowest = max(slowest, inside)
                 step_s = max(step_s, within_step[kind])
@@ -309,7 +371,27 @@ class Topology:
                     slowest = max(slowest, sent * shared / reached)
                     step_s = max(step_s, *(steps[kind][other] for other, _ in peers))
         most = max(map(len, counts))
-        return Path(bytes_per_s=1.0 / slowest, step_s=step_s, num_nodes=most)
+        if most > 1 and all(node.inter.fabric for node in self.cluster.nodes):
+            remote = size - min(min(count.values()) for count in counts)
+            scale = self.constants.latency_scale
+            slower_s = step_s - scale * RDMA_STEP_S
+            step_s = (scale * exchange_latency_s(remote) + max(0.0, slower_s)) / most
+        path = Path(bytes_per_s=1.0 / slowest, step_s=step_s, num_nodes=most)
+        boards = {self.cluster.nodes[node].intra.board for count in counts for node in count}
+        if most > 1 or len(boards) > 1:
+            return path
+        return replace(path, exchange=self._measured(max(boards), ("all_to_all",), size))
+
+    @memoised
+    def _measured(self, board: str, collectives: tuple[str, ...], num_ranks: int) -> Curve | None:
+        """Return the mean curve of collectives within a node, if they were measured."""
+        return measured_curve(
+            board,
+            collectives,
+            num_ranks,
+            latency=self.constants.latency_scale,
+            rate=self.constants.intra_efficiency,
+        )
 
     @cached_property
     def ring_step_s(self) -> FloatArray:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
@@ -17,6 +18,12 @@ FEWER_BLOCKS = "fewer blocks than chunks"
 OUT_OF_MEMORY = "out of memory"
 NOT_SEARCHED = "out of memory, as far as was searched"  # a plan that was not searched may fit
 OVER_TIME_LIMIT = "over the launcher's time limit"
+
+RISKY_PROBABILITY: Final = 0.1
+"""A strategy with at least this failure probability is risky: it comes after all safe ones."""
+
+_SAFE_SIGMAS: Final = 1.28155157
+"""A normal value exceeds its mean by more sigmas with just less than `RISKY_PROBABILITY`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,16 @@ class Judge:
         return (
             [Reason(kind=WITHOUT_PARAMETERS, detail=f"stage {', '.join(empty)}")] if empty else []
         )
+
+
+def safe_memory_fraction(constants: Constants) -> float:
+    """Return the largest share of a device's memory that a safe strategy may be estimated to need.
+
+    Example:
+        >>> round(safe_memory_fraction(Constants(memory_error=0.08)), 3)
+        0.903
+    """
+    return math.exp(-_SAFE_SIGMAS * constants.memory_error)
 
 
 def exceeds_probability(ratio: float, error: float) -> float:

@@ -7,16 +7,17 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, Tag
 
 from amp_ray.clusters.cluster import (
-    COLLECTIVE_LATENCY_S,
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
     Cluster,
+    Fabric,
     Link,
     Node,
     Protocol,
     ZoneLink,
+    assumed_protocol,
 )
-from amp_ray.clusters.device import Device, find_device
+from amp_ray.clusters.device import Device, find_device, is_cpu
 from amp_ray.errors import InputError, Mistakes
 from amp_ray.inputs.hostfile import HostSlots, parse_hostfile
 from amp_ray.inputs.section import Name, Number, Section, Text, Within, by_type
@@ -117,12 +118,15 @@ class NodeSection(Section):
     """The same in GB/s."""
     protocol: Protocol | None = None
     """Protocol of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96;
-    EFA (AWS) .85, with 75 us for each step of a collective; an unknown protocol .85
-    (`nic_efficiency`). Default: unknown."""
+    EFA (AWS) .85; an unknown protocol .85 (`nic_efficiency`). Default, unless a
+    latency is stated: RDMA from 200 Gbit/s on; TCP for T4, P100 and V100 up to 100 Gbit/s; else
+    unknown."""
     intra_latency_us: Latency | None = None
-    """Latency of a message within the node. Default: 8."""
+    """Latency of a message within the node, and of every step of a collective. Default: 2 with
+    NVLink or Infinity Fabric, 5 with PCIe, and NCCL's own latencies for collectives."""
     inter_latency_us: Latency | None = None
-    """The same between nodes. Default: 25."""
+    """The same between nodes. Default: 5 with RDMA, 60 with EFA, 25 with TCP or an unknown
+    protocol, and NCCL's own latencies for collectives, longer by what exceeds RDMA's 5."""
     intra_collective_us: Latency | None = None
     """Latency of one step of a collective within the node (gloo's takes twice as long as a
     message). Default: that of a message."""
@@ -308,26 +312,39 @@ def _described_device(section: DeviceSection) -> Device:
 
 
 def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link, Link]:
-    """Return the link within a host (by default that of its boards), in a rack, and outside."""
+    """Return the link within a host (by default that of its boards), in a rack, and outside.
+
+    Where the file states no rate, latency or protocol, they are those of board and network.
+    """
     reached = device.reached_link_bytes_per_s
     default = None if reached is None else reached * BITS_PER_BYTE / GIGA
+    fabric = None if is_cpu(device.name) else device.fabric
     intra = _link(
         _gbit_per_s("intra_", entry.intra_gbit_per_s, entry.intra_gbyte_per_s, default),
         entry.intra_latency_us,
         entry.intra_collective_us,
-        DEFAULT_INTRA_LATENCY_S,
+        DEFAULT_INTRA_LATENCY_S[fabric or "pcie"],
+        fabric,
     )
-    return (
-        intra,
-        intra if entry.rack is None else _rack_link(entry.rack, intra),
-        _link(
-            _gbit_per_s("inter_", entry.inter_gbit_per_s, entry.inter_gbyte_per_s),
-            entry.inter_latency_us,
-            entry.inter_collective_us,
-            DEFAULT_INTER_LATENCY_S,
-            entry.protocol,
-        ),
+    is_stated = entry.intra_gbit_per_s is not None or entry.intra_gbyte_per_s is not None
+    if intra.fabric is not None and not is_stated:
+        intra = replace(intra, board=device.name)
+    rates = _gbit_per_s("inter_", entry.inter_gbit_per_s, entry.inter_gbyte_per_s)
+    line = max(rate for _, rate in rates) if isinstance(rates, Sequence) else rates
+    # A file with latencies has measured its network, and its rate is what a profile wrote.
+    is_measured = (entry.inter_latency_us, entry.inter_collective_us) != (None, None)
+    assumed = None if is_measured else assumed_protocol(device, gbit_per_s_to_bytes_per_s(line))
+    protocol = entry.protocol or assumed
+    inter = _link(
+        rates,
+        entry.inter_latency_us,
+        entry.inter_collective_us,
+        DEFAULT_INTER_LATENCY_S[protocol],
+        None if is_cpu(device.name) else "network",
     )
+    is_assumed = entry.protocol is None and assumed is not None
+    rack = intra if entry.rack is None else _rack_link(entry.rack, intra)
+    return intra, rack, replace(inter, protocol=protocol, assumed=is_assumed)
 
 
 def _gbit_per_s(
@@ -372,12 +389,15 @@ def _rack_link(rack: RackSection, intra: Link) -> Link:
     if rack.gbit_per_s is not None or rack.gbyte_per_s is not None:
         rates = _gbit_per_s("rack.", rack.gbit_per_s, rack.gbyte_per_s)
         link = _link(rates, None, None, intra.latency_s)
-        joined = replace(intra, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, rates=link.rates)
+        joined = replace(
+            intra, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, rates=link.rates, board=""
+        )
     if rack.latency_us is not None:
         latency_s = microseconds_to_s(rack.latency_us)
-        joined = replace(joined, latency_s=latency_s, collective_latency_s=None)
+        joined = replace(joined, latency_s=latency_s, collective_latency_s=None, fabric=None)
     if rack.collective_us is not None:
-        joined = replace(joined, collective_latency_s=microseconds_to_s(rack.collective_us))
+        collective_s = microseconds_to_s(rack.collective_us)
+        joined = replace(joined, collective_latency_s=collective_s, fabric=None)
     return joined
 
 
@@ -386,19 +406,19 @@ def _link(
     latency_us: float | None,
     collective_us: float | None,
     default_latency_s: float,
-    protocol: Protocol | None = None,
+    fabric: Fabric | None = None,
 ) -> Link:
+    """Return a link; NCCL's latencies of its fabric hold unless the file states one."""
     table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
     rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
     if len({size for size, _ in rates}) < len(rates):
         raise ValueError(f"a table of rates names a size twice: {[list(entry) for entry in table]}")
-    step_s = COLLECTIVE_LATENCY_S.get(protocol) if protocol else None
     return Link(
         bandwidth_bytes_per_s=max(rate for _, rate in rates),
         rates=tuple(rates) if len(rates) > 1 else (),
         latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
-        collective_latency_s=step_s if collective_us is None else microseconds_to_s(collective_us),
-        protocol=protocol,
+        collective_latency_s=None if collective_us is None else microseconds_to_s(collective_us),
+        fabric=fabric if latency_us is None and collective_us is None else None,
     )
 
 
@@ -423,7 +443,7 @@ def _links(
                 _gbit_per_s("", entry.gbit_per_s, entry.gbyte_per_s),
                 entry.latency_us,
                 entry.collective_us,
-                DEFAULT_INTER_LATENCY_S,
+                DEFAULT_INTER_LATENCY_S[None],
             )
             if one in zones:
                 price = (entry.price_per_gbyte or 0.0) / GIGA

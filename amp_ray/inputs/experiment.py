@@ -54,7 +54,10 @@ Chunks = Annotated[_Auto | Annotated[Ascending, Tag("list")], by_type(str, "word
 DEGREES: Final = ("tp", "pp", "dp")
 """The dimensions of a grid, which published planners search."""
 
-DIMENSIONS: Final = (*DEGREES, "cp", "ep", "zero_stage", "recompute", "virtual_stages")
+DIMENSIONS: Final = (
+    *(*DEGREES, "cp", "ep", "zero_stage", "recompute", "virtual_stages"),
+    "sequence_parallel",
+)
 """The dimensions that `Experiment.only` can leave out of a search, by their keys."""
 
 _LEAST_CONTEXT: Final = 4096
@@ -294,7 +297,8 @@ class Experiment:
 
     Args:
         global_batch_size: Samples per optimizer step.
-        sequence_parallel: Whether tensor-parallel ranks also divide tokens, where they can.
+        sequence_parallel: Whether tensor-parallel ranks also divide tokens, where they can;
+            ``auto`` if they do because the file leaves it open.
         planner: Planner of commands that name none.
         tokens: Total number of tokens to train on, if the file states it.
         uncertainty: Uncertainty of the constants after a calibration; None means the priors.
@@ -322,7 +326,7 @@ class Experiment:
     global_batch_size: int
     limits: SearchLimits
     trials: TrialSettings
-    sequence_parallel: bool = False
+    sequence_parallel: bool | Literal["auto"] = False
     objective: Objective = "time"
     tokens: float | None = None
     uncertainty: Uncertainty | None = None
@@ -401,6 +405,9 @@ class Experiment:
             recompute=NO_RECOMPUTE
             if self.recompute == AUTO and "recompute" not in dimensions
             else self.recompute,
+            sequence_parallel=self.sequence_parallel is True
+            if "sequence_parallel" not in dimensions
+            else self.sequence_parallel,
         )
 
     @property

@@ -112,8 +112,8 @@ class ExperimentFile(Section):
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as in Megatron-LM: this takes less memory, and gathers and scatters
     replace all-reduces. `auto`: on if the runtime supports it and tp, above 1, divides the tokens
-    of a sample, but off with `search.token_slices`; in space `heterogeneous` only in plans with one
-    tp and dp for all stages, in `operator` never."""
+    of a sample, but off with `search.token_slices`; in space `heterogeneous` tried with
+    one tp and dp for all stages, and in single stages of the fastest plans; in `operator` never."""
     runtime: Text = "deepspeed"
     """Program that trains, see [runtimes](#runtime-traits-and-constants)."""
     traits: dict[Text, Any] = Field(default_factory=dict)
@@ -276,8 +276,8 @@ class _Builder:
         return stage
 
     @cached_property
-    def sequence_parallel(self) -> bool:
-        """Whether tensor-parallel ranks also divide tokens."""
+    def sequence_parallel(self) -> bool | Literal["auto"]:
+        """Whether tensor-parallel ranks also divide tokens; ``auto`` if the file leaves it open."""
         checked = self._checked
         chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
         space = checked.search.space
@@ -286,7 +286,8 @@ class _Builder:
         if chosen is not True:
             may = may and not checked.search.token_slices
             has_grids = is_grid or space == "heterogeneous"  # plans of a grid exist beside others
-            return chosen == "auto" and may and has_grids and has_tokens
+            is_open = chosen == "auto" and may and has_grids and has_tokens
+            return "auto" if is_open else False
         reason = None
         if not may:
             able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]

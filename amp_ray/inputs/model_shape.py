@@ -9,7 +9,7 @@ from pydantic import Field, create_model
 from amp_ray.errors import InputError, Mistakes, Where, shown
 from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text
 from amp_ray.inputs.strict_text import parse_json
-from amp_ray.models.model import MOST_LAYERS, BlockFigures, LayerList, ModelShape
+from amp_ray.models.model import FOR_PEOPLE, MOST_LAYERS, BlockFigures, LayerList, ModelShape
 from amp_ray.units import GIGA, counted
 
 _Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
@@ -76,7 +76,7 @@ else:
                 None,
             )
             for figure in fields(ModelShape)
-            if figure.name != "not_counted"
+            if figure.name not in FOR_PEOPLE
         },
     )
 
@@ -129,7 +129,7 @@ _OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "vit": ("feed_forward_size", "image_size", "patch_size", "num_classes"),
     "blocks": ("sequence_length",),
 }
-_ANY_FAMILY: Final = ("config", "family", "layer_list", "not_counted")
+_ANY_FAMILY: Final = ("config", "family", "layer_list", *FOR_PEOPLE)
 
 _GATED_MULTIPLE: Final = 256
 """Llama rounds its feed-forward width, 8/3 of the hidden size, up to a multiple of this."""
@@ -159,7 +159,11 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     """
     figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
-        figures = config_figures(config_text, str(section.config)) | figures
+        stated, figures = figures, config_figures(config_text, str(section.config)) | figures
+        length = figures.get("sequence_length")
+        if length and "sequence_length" not in stated:
+            most = f"sequence_length {length}, the most of the model's configuration"
+            figures["assumed"] = (f"{most}: set model.sequence_length to that of your training",)
     family: str | None = figures.get("family")
     if family is None:
         raise ValueError(

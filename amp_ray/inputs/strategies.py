@@ -606,6 +606,9 @@ def _candidate(record: StrategyRecord, where: Where, experiment: Experiment) -> 
             raise InputError(message, where=where.at(name))
         degrees[name] = value
     pp, is_cut = degrees["pp"], record.bounds is not None
+    if record.token_slices and not is_cut:
+        message = "slices need cuts; add bounds"
+        raise InputError(message, where=where.at("token_slices"))
     recompute = _one_recompute(record, pp, where, experiment)
     with placed(where.at("zero_stage"), ValueError):
         zero = record.zero(_default_zero(experiment, pp, is_cut=is_cut))

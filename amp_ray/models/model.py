@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, Literal
 
+from amp_ray.memo import memoised
 from amp_ray.models.operator import AllReduce, Elementwise, Experts, Gemm, Operator
 
 LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop"]
@@ -134,6 +135,9 @@ def count_kernels(operators: Iterable[Operator]) -> int:
 
 TRAINED: Final = ("gpt2", "llama", "transgan")  # families that our training program can run
 PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")  # families that it cannot run
+FOR_PEOPLE: Final = ("not_counted", "assumed")
+"""Fields of a shape with remarks on a configuration; they are no keys of the file."""
+
 _FIRST_OPTIONAL: Final = 13  # figures of a shape that older records have in every family
 LayerList = Literal["amp-2022", "runtime"]
 
@@ -258,6 +262,8 @@ class ModelShape:
     """Side of a patch. Families: vit. Default: 16."""
     not_counted: tuple[str, ...] = ()
     """Parts of a configuration that are not counted, for people; not a key of the file."""
+    assumed: tuple[str, ...] = ()
+    """Figures of a configuration that the file leaves open, for people; not a key of the file."""
 
     @property
     def is_trained(self) -> bool:
@@ -296,7 +302,8 @@ class ModelShape:
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those that only a few families have, only if they are set."""
         values = asdict(self)
-        del values["not_counted"]
+        for name in FOR_PEOPLE:
+            del values[name]
         return {name: v for name, v in values.items() if v or name not in self.rare_figures()}
 
     def rare_figures(self) -> tuple[str, ...]:
@@ -345,6 +352,7 @@ class Model:
         """Number of blocks before each boundary, to count the blocks that recompute."""
         return tuple(accumulate((layer.kind == "block" for layer in self.layers), initial=0))
 
+    @memoised
     def indices(self, kind: LayerKind) -> tuple[int, ...]:
         """Positions of all layers of one kind."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.kind == kind)

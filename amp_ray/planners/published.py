@@ -15,7 +15,7 @@ from amp_ray.strategies.strategy import Strategy
 class PublishedPlanner:
     """Base of planners whose formulas have no error estimate, no prices and no parts of memory."""
 
-    traits: ClassVar = PlannerTraits(dimensions=DEGREES)
+    traits: ClassVar = PlannerTraits(dimensions=(*DEGREES, "sequence_parallel"))
     relative_error: Final = 0.0  # the publications state none
 
     def why_none(self, results: Sequence[Result]) -> str:

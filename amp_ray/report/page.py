@@ -31,7 +31,7 @@ from amp_ray.report.study import warning_texts
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.planner import AMP_RAY, Planner, make_planner
-from amp_ray.search.ranking import is_risky
+from amp_ray.search.ranking import is_risky, plainest_text
 from amp_ray.search.rows import difference, row
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import trial_tells_time, with_mean
@@ -123,7 +123,13 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         for tied in record["rows"][1 : ranking.num_tied]:
             tied["tied"] = True
         record |= {
-            "lead": _lead(rows[0], best, experiment, num_ties=max(ranking.num_tied - 1, 0)),
+            "lead": _lead(
+                rows[0],
+                best,
+                experiment,
+                why=plainest_text(ranking),
+                num_ties=max(ranking.num_tied - 1, 0),
+            ),
             "figures": _figures(rows[0], best),
             **_run(source, best, experiment),
             **_best(able, record["rows"], experiment, planned.planner, names),
@@ -153,7 +159,7 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
             slim["tied"] = full["strategy"] in ties
         full = row(best, 1, experiment) | {"interval_s": recommended.get("interval_s")}
         record |= {
-            "lead": _lead(full, best, experiment, num_ties=len(ties)),
+            "lead": _lead(full, best, experiment, why="", num_ties=len(ties)),
             "figures": _study_figures(full, best, recommended),
             **_run(source, best, experiment),
             **_best([best, *able], record["rows"], experiment, planner, names),
@@ -248,10 +254,12 @@ def _subtitle(experiment: Experiment, sizes: str) -> str:
     return f"{experiment.name}: {', '.join((*lengths, *settings))}; {sizes}"
 
 
-def _lead(full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, num_ties: int) -> str:
+def _lead(
+    full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, why: str, num_ties: int
+) -> str:
     """Say in a sentence which plan to use, how fast it is, and how many are as good.
 
-    ``full`` is the plan's ROW, ``best`` its estimate.
+    ``full`` is the plan's ROW, ``best`` its estimate, ``why`` the reason if it is not the fastest.
     """
     is_gpu = not any(is_cpu(device.name) for device in experiment.cluster.device_types)
     rate = best.tokens_per_s_per_device
@@ -264,7 +272,7 @@ def _lead(full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, nu
         speed += f", with a risk of {best.failure_probability:.0%} to fail".replace("%", " %")
     number = _NUMBERS[num_ties] if num_ties < len(_NUMBERS) else f"{num_ties} others"
     ties = f"; {number} {'is' if num_ties == 1 else 'are'} as good" if num_ties else ""
-    return f"Use {advised_text(full['strategy'])}: {speed}{ties}."
+    return f"Use {advised_text(full['strategy'])}: {'; '.join(filter(None, (speed, why)))}{ties}."
 
 
 def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:

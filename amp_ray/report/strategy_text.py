@@ -101,6 +101,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
         f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
         for device in cluster.device_types
     )
+    assumed = cluster.assumed_network
     racks = f", {counted(len(cluster.nodes), 'rack')}" if cluster.has_racks else ""
     length = model.shape.sequence_length
     zero = "auto" if experiment.zero_stage == AUTO_STAGE else experiment.zero_stage
@@ -116,6 +117,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
         *(f"{name} {key}" for key, name in experiment.traits.formats.kept.items()),
         f"batch {experiment.global_batch_size:,}",
         f"ZeRO {zero}",
+        *([f"network taken for {assumed}"] if assumed else []),
     ]
 
 

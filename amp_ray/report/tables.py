@@ -12,11 +12,18 @@ from rich.text import Text
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
 from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, options_text
-from amp_ray.search.ranking import RISKY_PROBABILITY, Ranking, first_reason, is_risky, reasons_text
+from amp_ray.search.ranking import (
+    Ranking,
+    first_reason,
+    is_risky,
+    plainest_text,
+    reasons_text,
+)
 from amp_ray.search.replan import Moves
 from amp_ray.search.rows import training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
@@ -355,9 +362,21 @@ def _ties_text(ranking: Ranking) -> str:
     return f"= the first {num_tied} are ties, closer than the model can tell apart"
 
 
+def _near_lines(ranking: Ranking) -> Iterator[str]:
+    """Explain rows that are ordered by plainness instead of time."""
+    near = ranking.results[: ranking.num_near]
+    times_s = [result.iteration_time_s for result in near if isinstance(result, Estimate)]
+    if plainest_text(ranking):
+        yield f"# 1: {plainest_text(ranking)}, {figure_text(min(times_s))} s"
+    elif times_s != sorted(times_s):
+        percent = 100 * ranking.near_fraction
+        yield f"the first {len(near)}, within {percent:.2g} % of the fastest: the plainest first"
+
+
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return remarks on ties, on rows not shown, and on reasons of infeasible rows."""
     notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
+    notes += [Text(line) for line in _near_lines(ranking)]
     if ranking.num_front:
         first = counted(ranking.num_front, "strategy", "strategies")
         notes.append(Text(f"the first {first}: no other is both faster and cheaper"))

@@ -139,14 +139,14 @@ def device_of_hosts(answers: Answers, output: Path) -> str:
     boards = {(gpu["name"], gpu["memory_bytes"]) for gpus in gpus_of_host.values() for gpu in gpus}
     if not boards:
         return CPU
-    names = {_catalogued(name, num_bytes) for name, num_bytes in boards}
+    names = {catalogued(name, num_bytes) for name, num_bytes in boards}
     if len(names) > 1 or None in names:
         listed = ", ".join(sorted(name for name, _ in boards))
         raise InputError(f"the hosts have {listed}: name one board of the catalogue by --device")
     return str(names.pop())
 
 
-def _catalogued(name: str, num_bytes: float | None) -> str | None:
+def catalogued(name: str, num_bytes: float | None) -> str | None:
     """Return the catalogue's device that has a similar name and the closest memory size."""
     alike = [device for device in CATALOGUE.values() if resembles(device.name, name)]
     if not alike:

@@ -36,6 +36,7 @@ class Planned:
 
     def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
         """Return the object of ``plan --json``; ``num_rows`` None lists every candidate."""
+        fastest = self.ranking.fastest
         return {
             "schema": SCHEMA,
             "experiment": self.experiment.name,
@@ -47,6 +48,7 @@ class Planned:
             "num_left_out": self.ranking.num_left_out,
             "search_s": self.search_s,
             "lower_bound_s": self.ranking.lower_bound_s,
+            "fastest_s": None if fastest is None else fastest.iteration_time_s,
             "ranking": ranking_rows(self.ranking, self.experiment, self.planner, num_rows=num_rows),
         }
 

@@ -136,6 +136,9 @@ class RuntimeTraits:
     # Whether gathers and scatters of sequence parallelism overlap with their products, piece by
     # piece (``--tp-comm-overlap``)
     overlaps_gathers: bool = False
+    has_pat: bool = (
+        False  # whether its NCCL has the algorithm PAT for gathers (2.23, of October 2024)
+    )
     # Whether a backward all-reduce overlaps with the weight gradient
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them

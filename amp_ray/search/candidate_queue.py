@@ -4,15 +4,19 @@ import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import OptionalCandidates, Planner
-from amp_ray.search.ranking import SHOWN_SLACK, is_risky, leader_order, speed
+from amp_ray.search.ranking import NEAR_FRACTION, SHOWN_SLACK, is_risky, leader_order, speed
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import candidate_of
+
+ROUGH_S: Final = 0.0
+"""Limit under which no bound needs to be tight."""
 
 Entry = tuple[float, Candidate]
 """Lower bound or expected time of a candidate, and the candidate."""
@@ -23,8 +27,10 @@ class CandidateQueue:
 
     Optional candidates come last, ordered by their lower bounds. Planning stops when a bound
     exceeds the time of the fastest safe strategy so far. So a skipped candidate can never come
-    first, and the number of workers does not matter. If many candidates remain, expected times
-    replace the bounds. Infeasible results and duplicates of optional candidates are dropped.
+    first, and the number of workers does not matter. Where the first rows are wanted, the order
+    starts from rough bounds; a bound is tightened when its candidate's turn comes. If many
+    candidates remain, expected times replace the bounds. Infeasible results and duplicates of
+    optional candidates are dropped.
     """
 
     def __init__(
@@ -45,6 +51,9 @@ class CandidateQueue:
         self._num_needed, self._optional = len(self.candidates), optional
         self._effort = effort
         self._limit, self._least_s = RowLimit(optional.num_rows), list[float]()
+        # Candidates that are not in order yet: bound, whether it is tight, candidate
+        self._waiting: list[tuple[float, bool, Candidate]] = []
+        self._num_added = 0
         self._known: set[object] = set()
         self._is_open = False
         if not self.candidates:
@@ -52,13 +61,17 @@ class CandidateQueue:
 
     @property
     def num(self) -> int:
-        """Number of candidates to plan, given the results so far."""
-        return self._num_needed + bisect_right(self._least_s, self._limit.seconds)
+        """Number of candidates to plan, given the results so far; at most, while some wait."""
+        limit_s = self._limit.seconds
+        self._tighten(self._num_added + 1, limit_s)
+        num_waiting = sum(least_s <= limit_s for least_s, _, _ in self._waiting)
+        return self._num_needed + bisect_right(self._least_s, limit_s) + num_waiting
 
     @property
     def may_shrink(self) -> bool:
-        """Whether `num` is likely to fall soon: no limit yet excludes optional candidates."""
-        return bool(self._optional.num_rows) and math.isinf(self._limit.seconds)
+        """Whether `num` is likely to fall soon: the first plans exclude most candidates."""
+        is_early = self._num_added < self._effort.num_early or math.isinf(self._limit.seconds)
+        return bool(self._optional.num_rows) and is_early
 
     def add(self, number: int, result: Result) -> None:
         """Record the next result; results arrive in the order of the candidates.
@@ -68,6 +81,7 @@ class CandidateQueue:
             result: The planner's result.
         """
         counts = number < self._num_needed
+        self._num_added = number + 1
         if isinstance(result, Estimate):
             if result.feasible:
                 counts = counts or result.strategy not in self._known
@@ -90,7 +104,12 @@ class CandidateQueue:
         """Return all results to rank, with faster extra plans and the fastest plans improved."""
         feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
         least = min(map(speed, feasible), default=(math.inf, math.inf))
-        extra = [plan for plan in self._optional.extra_plans(feasible) if speed(plan) < least]
+        least_s = min((plan.iteration_time_s for plan in feasible), default=math.inf)
+        extra = [
+            plan
+            for plan in self._optional.extra_plans(feasible)
+            if speed(plan) < least or plan.iteration_time_s < least_s
+        ]
         results, feasible = [*self.results, *extra], [*feasible, *extra]
         strategies = {plan.strategy for plan in feasible}
         better: dict[int, Result] = {}
@@ -122,6 +141,7 @@ class CandidateQueue:
             if isinstance(result, Estimate) and result.feasible:
                 limit.add(result)
         self._open(limit.seconds)
+        self._tighten(len(self._waiting) + len(self.candidates), limit.seconds)
         return range(first, self._num_needed + bisect_right(self._least_s, limit.seconds))
 
     def _open(self, limit_s: float) -> None:
@@ -133,6 +153,14 @@ class CandidateQueue:
         if self._is_open:
             return
         self._is_open = True
+        if self._optional.num_rows and self._optional.most_devices is None:
+            rough = (
+                (self._optional.least_s(candidate, ROUGH_S), False, candidate)
+                for candidate in self._optional.candidates
+            )
+            self._waiting = [entry for entry in rough if entry[0] < math.inf]
+            heapify(self._waiting)
+            return
         bounds = (
             (self._optional.least_s(candidate, limit_s), candidate)
             for candidate in self._optional.candidates
@@ -147,10 +175,30 @@ class CandidateQueue:
             later = self._of_few_devices(
                 self._expected(later[: self._effort.max_expected], limit_s), most
             )
-        elif most is None and not self._optional.num_rows and num_devices > max_devices:
+        elif most is None and num_devices > max_devices:
             later = list(self._expected(later, limit_s))
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
+
+    def _tighten(self, number: int, limit_s: float) -> None:
+        """Put waiting candidates in order, by their tight bounds.
+
+        Args:
+            number: Candidates to have in order.
+            limit_s: Candidates with a larger bound go on waiting.
+        """
+        ordered: list[Candidate] = []
+        num_missing = number - len(self.candidates)
+        while self._waiting and len(ordered) < num_missing and self._waiting[0][0] <= limit_s:
+            least_s, is_tight, candidate = heappop(self._waiting)
+            if is_tight:
+                ordered.append(candidate)
+                self._least_s.append(least_s)
+                continue
+            least_s = max(least_s, self._optional.least_s(candidate, limit_s))
+            if least_s < math.inf:
+                heappush(self._waiting, (least_s, least_s <= limit_s, candidate))
+        self.candidates += tuple(ordered)
 
     def _expected(self, later: Sequence[Entry], limit_s: float) -> Iterator[Entry]:
         """Yield candidates by expected time, up to a limit.
@@ -185,7 +233,10 @@ class CandidateQueue:
 
 
 class RowLimit:
-    """Largest time at which a strategy can still come first or among the wanted rows."""
+    """Largest time at which a strategy can still come first or among the wanted rows.
+
+    If rows are wanted, strategies near the fastest always count: the plainest of them come first.
+    """
 
     def __init__(self, num_rows: int) -> None:
         """Begin without strategies; ``num_rows`` is as in `OptionalCandidates`."""
@@ -203,7 +254,10 @@ class RowLimit:
         """The limit; infinite while there are fewer safe strategies than wanted rows."""
         if len(self._fastest_s) < max(1, self._num_rows):
             return math.inf
-        return self._fastest_s[-1] * (1 + (SHOWN_SLACK if self._num_rows else 0.0))
+        if not self._num_rows:
+            return self._fastest_s[0]
+        near_s = self._fastest_s[0] * (1 + NEAR_FRACTION)
+        return max(near_s, self._fastest_s[-1] * (1 + SHOWN_SLACK))
 
 
 def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:

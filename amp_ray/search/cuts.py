@@ -29,7 +29,11 @@ _MOST_SCALES: Final = 24
 
 
 def best_bounds(
-    experiment: Experiment, costs: StageCosts, effort: SearchEffort = EFFORT
+    experiment: Experiment,
+    costs: StageCosts,
+    effort: SearchEffort = EFFORT,
+    *,
+    memory_scale: float = 1.0,
 ) -> tuple[int, ...]:
     """Return the best cuts by the closed form that fit the memory.
 
@@ -37,6 +41,7 @@ def best_bounds(
         experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
         costs: Times and memory of the stages.
         effort: Limits of the search.
+        memory_scale: Every device's memory is multiplied by it.
 
     Returns:
         Bounds; if nothing fits, good ones that ignore the limits.
@@ -44,7 +49,7 @@ def best_bounds(
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
     latest = latest_starts(experiment, costs.stages)
-    problem = partition_problem(costs, experiment.traits, latest)
+    problem = partition_problem(costs, experiment.traits, latest, memory_scale)
     solution = solve(problem)
     partition = (
         solution if isinstance(solution, PartitionSolution) else without_limits(problem, effort)
@@ -156,7 +161,7 @@ def fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[in
 
 
 def partition_problem(
-    costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray
+    costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray, memory_scale: float = 1.0
 ) -> PartitionProblem:
     """Build the partition problem of a candidate.
 
@@ -169,6 +174,7 @@ def partition_problem(
         costs: The candidate's times and memory.
         traits: Traits of the runtime, e.g. whether transfers block.
         latest_start: From `latest_starts`; empty if stages need no parameters.
+        memory_scale: Every device's memory is multiplied by it.
     """
     time_prefix_s, time_row = costs.times.rows()
     cut_time_s, cut_row = costs.messages.rows()
@@ -181,7 +187,7 @@ def partition_problem(
         cut_time_s=cut_time_s,
         bottleneck_start_s=start_s,
         bottleneck_end_s=end_s,
-        earliest_start=costs.memory.earliest_starts(),
+        earliest_start=costs.memory.earliest_starts(memory_scale),
         latest_start=latest_start,
     )
     return chain_problem(

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.cost.collective import NO_RING, Path
+from amp_ray.cost.collective import NO_RING, Path, fastest_path
 from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.search.cuts import may_fit
@@ -89,6 +89,9 @@ class GridBounds:
         if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
         if len(count) == 1:
+            rough_s = self._rough_s(candidate) * (1 - ROUNDING)
+            if rough_s > limit_s:
+                return rough_s
             even_s = self._alike_s(candidate) * (1 - ROUNDING)
             if self.cost_model.experiment.space == "uniform" or even_s > limit_s:
                 return even_s
@@ -98,6 +101,11 @@ class GridBounds:
         if simple_s > limit_s:
             return simple_s
         return max(simple_s, self._iteration_s(candidate, count, self._whole_s, limit_s))
+
+    def _rough_s(self, candidate: Candidate) -> float:
+        """Return a lower bound for equal devices of any memory, where nothing is recomputed."""
+        plain = with_kind(candidate, NO_RECOMPUTE)
+        return self._even_s(plain, Again(number=0, share=0.0, most=0))
 
     def _alike_s(self, candidate: Candidate) -> float:
         """Return a lower bound for equal devices, over every allowed recompute.
@@ -144,18 +152,19 @@ class GridBounds:
             fewest: Least number of recomputed blocks per stage; 0 for all or none.
             most: Largest number of recomputed blocks per stage; 0 for all or none.
         """
-        places, memory = np.array(self._most_frequent), self.tables.memory(candidate)
+        places, memory = tuple(self._most_frequent), self.tables.memory(candidate)
         experiment, number = self.cost_model.experiment, len(self._most_frequent)
         limit = float(max(device.memory_bytes for device in experiment.cluster.device_types))
 
         def rooms(num_again: int) -> IntArray:
             return memory.most_blocks(limit, places, num_again)
 
-        if rooms(number).sum() < number:
+        widest = rooms(number)
+        if widest.sum() < number:
             return
         if not most or experiment.traits.recompute_per_stage:
             num_again = 0 if experiment.traits.recompute_per_stage else experiment.model.num_layers
-            evened = _evened(rooms(number), number)
+            evened = _evened(widest, number)
             yield Again(number=num_again, share=float(num_again > 0), most=evened)
             return
         first = bisect_left(range(number), number, key=lambda count: int(rooms(count).sum()))
@@ -446,10 +455,10 @@ class GridBounds:
         if cp == 1:
             return np.zeros((2, 1))
         topology = self.cost_model.topology
-        rate, step_s = topology.best_inter_bytes_per_s / tp, topology.least_ring_step_s
+        rate = topology.best_inter_bytes_per_s / tp
         if tp * cp <= self._most_slots:
             rate = max(rate, topology.best_intra_bytes_per_s)
-        path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
+        path = Path(bytes_per_s=rate, step_s=0.0)
         times, samples = self.tables.time_tables, candidate.micro_batch_size
         forward_s, backward_s = times.exchange_s(path, tp, samples)
         again = candidate.options.recompute.kind != "none"
@@ -494,8 +503,7 @@ class GridBounds:
             if node.num_slots >= tp * dp
         ]
         if dp > 1 and len(nodes) > 1:
-            rate, step_s = topology.best_inter_bytes_per_s / tp, topology.least_ring_step_s
-            paths.append(Path(bytes_per_s=rate, step_s=step_s, num_nodes=2, tree_s=step_s))
+            paths.append(fastest_path(topology.best_inter_bytes_per_s / tp))
         lines = np.array(
             [step_end.line(options, pp, (path,), fastest) for path in dict.fromkeys(paths)]
         )

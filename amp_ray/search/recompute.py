@@ -21,6 +21,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.memory import StageMemory
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.stages import PlacedStages, prefix_sums
+from amp_ray.cost.verdict import safe_memory_fraction
 from amp_ray.partition import (
     NO_ROW,
     OptionTable,
@@ -38,7 +39,7 @@ from amp_ray.search.cuts import (
     roomiest_bounds,
     unlimited_bounds,
 )
-from amp_ray.search.ranking import leader_order
+from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.space import recompute_choices
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
@@ -50,21 +51,29 @@ ROUNDING: Final = 1e-9
 def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     """Choose the cuts of a strategy and the recompute of its stages.
 
+    Safe strategies come first: they are searched with the memory that a safe one may need, and the
+    whole memory counts only if none of them is safe. So the result may be slower than a risky
+    strategy; no lower bound of the candidate exceeds it, since such bounds hold for both.
+
     Args:
         cost_model: Cost model of the experiment.
         strategy: Its degrees, shares and devices are kept.
 
     Returns:
-        Estimate of the strategy that fits and has the least closed form. If none fits, of the one
-        that recomputes all blocks, with the cuts that need the least memory.
+        Estimate of the safe strategy with the least closed form; if none is safe, of the one that
+        fits. If none fits, of the one that recomputes all blocks, with the cuts that need the least
+        memory.
     """
-    if not cost_model.experiment.traits.recompute_per_stage:
-        return _alike(cost_model, strategy)
-    search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
-    chosen = search.solve()
-    if chosen is None:
-        return _roomiest(cost_model, strategy)
-    return cost_model.estimate(_applied(strategy, *chosen))
+    stages = PlacedStages.of_strategy(strategy)
+    whole = RecomputeSearch(cost_model=cost_model, stages=stages)
+    safe = replace(whole, memory_scale=safe_memory_fraction(cost_model.experiment.constants))
+    choose = _per_stage if cost_model.experiment.traits.recompute_per_stage else _alike
+    fitting: list[Estimate] = []
+    for search in (safe, whole):
+        fitting += choose(search, strategy)
+        if not all(map(is_risky, fitting)):
+            break
+    return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,7 +95,8 @@ class RecomputeSearch:
 
     cost_model: CostModel  # of the experiment
     stages: PlacedStages  # with their devices; their recompute is ignored
-    _costs: dict[Recompute, StageCosts] = field(init=False, default_factory=dict)
+    memory_scale: float = 1.0  # every device's memory is multiplied by it
+    _costs: dict[Recompute, StageCosts] = field(default_factory=dict)  # of any memory
     _most_blocks: dict[RecomputeKind, IntArray | None] = field(init=False, default_factory=dict)
     _blocks: dict[RecomputeKind, tuple[float, float, int]] = field(init=False, default_factory=dict)
 
@@ -123,7 +133,12 @@ class RecomputeSearch:
     def costs(self, recompute: Recompute) -> StageCosts:
         """Return the costs of the stages with one recompute setting for all."""
         if recompute not in self._costs:
-            self._costs[recompute] = self.cost_model.stage_costs(self._with(recompute))
+            stages = self._with(recompute)
+            self._costs[recompute] = (
+                self.cost_model.costs_like(next(iter(self._costs.values())), stages)
+                if self._costs
+                else self.cost_model.stage_costs(stages)
+            )
         return self._costs[recompute]
 
     def first_that_fits(
@@ -149,11 +164,12 @@ class RecomputeSearch:
         model = self.cost_model.experiment.model
         _, positions = model.distinct_layers
         most = int(np.argmax(np.bincount(positions)))
-        places = np.flatnonzero(np.array(positions) == most)
+        places = tuple(np.flatnonzero(np.array(positions) == most).tolist())
 
         def has_room(recompute: Recompute) -> bool:
             number = model.num_layers if recompute.layers is None else recompute.layers
-            return memory.most_blocks(places, number * (recompute.kind != "none")) >= len(places)
+            again = number * (recompute.kind != "none")
+            return memory.most_blocks(places, again, self.memory_scale) >= len(places)
 
         # Usually the fewest blocks that leave room for the whole model fit.
         low, high = bisect_left(among, True, key=has_room), len(among) - 1  # noqa: FBT003
@@ -183,9 +199,10 @@ class RecomputeSearch:
         if experiment.traits.partition == "even-blocks":
             bounds = even_block_bounds(experiment.model, self.stages.pp)
             peaks = self.memory(recompute).peaks(bounds)
-            return all(peak <= device.memory_bytes for peak, device in peaks)
+            return all(peak <= self.memory_scale * device.memory_bytes for peak, device in peaks)
         latest = latest_starts(experiment, self.stages)
-        starts = np.maximum(starts, memory.earliest_starts(num_again=recompute.layers))
+        fitting = memory.earliest_starts(self.memory_scale, recompute.layers)
+        starts = np.maximum(starts, fitting)
         return fitting_bounds(starts, latest) is not None
 
     def slowest_s(self, bounds: Sequence[int]) -> float:
@@ -193,13 +210,17 @@ class RecomputeSearch:
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
         return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
 
-    def least_s(self, recompute: Recompute) -> float:
-        """Return a lower bound on the slowest stage: it has at least an even share of blocks."""
+    def least_s(self, recompute: Recompute, num_blocks: int = 0) -> float:
+        """Return a lower bound on the slowest stage: it has at least an even share of blocks.
+
+        Args:
+            recompute: Setting of all stages.
+            num_blocks: Recomputed blocks that some stage has at least.
+        """
         plain_s, more_s, share = self._of_blocks(recompute.kind)
-        return (
-            share * plain_s
-            + (share if recompute.layers is None else min(recompute.layers, share)) * more_s
-        )
+        share = max(share, num_blocks)
+        number = share if recompute.layers is None else min(recompute.layers, share)
+        return share * plain_s + max(number, num_blocks) * more_s
 
     def _of_blocks(self, kind: RecomputeKind) -> tuple[float, float, int]:
         """Return the least time of a block, its least extra time, and an even share of blocks."""
@@ -236,7 +257,9 @@ class RecomputeSearch:
         """The partition problem without recompute."""
         experiment = self.cost_model.experiment
         latest = latest_starts(experiment, self.stages)
-        return partition_problem(self.costs(NO_RECOMPUTE), experiment.traits, latest)
+        return partition_problem(
+            self.costs(NO_RECOMPUTE), experiment.traits, latest, self.memory_scale
+        )
 
     @cached_property
     def _prefix_s(self) -> dict[RecomputeKind, FloatArray]:
@@ -251,7 +274,7 @@ class RecomputeSearch:
         widest = self._widest(recompute.kind) if recompute.layers else None
         if widest is not None and recompute.layers > widest.max():
             return
-        starts = memory.earliest_starts(num_again=recompute.layers)
+        starts = memory.earliest_starts(self.memory_scale, recompute.layers)
         extra_s = None
         if recompute.layers is not None:
             extra_s = self._extra_s(recompute.kind, recompute.layers)
@@ -280,7 +303,7 @@ class RecomputeSearch:
             widest = None
             if all(model.spares_by_block for model in models):
                 counts = np.array(self.cost_model.experiment.model.block_counts)
-                widest = (counts - counts[memory.earliest_starts()]).max(axis=1)
+                widest = (counts - counts[memory.earliest_starts(self.memory_scale)]).max(axis=1)
             self._most_blocks[kind] = widest
         return self._most_blocks[kind]
 
@@ -379,35 +402,46 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
     return replace(strategy, stages=stages, chunk_bounds=())
 
 
-def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Choose one recompute setting for all stages: for each kind, few blocks with which all fit.
+def _per_stage(search: RecomputeSearch, strategy: Strategy) -> list[Estimate]:
+    """Choose the recompute of each stage; return an estimate if some choice fits."""
+    chosen = search.solve()
+    return [] if chosen is None else [search.cost_model.estimate(_applied(strategy, *chosen))]
+
+
+def _alike(search: RecomputeSearch, strategy: Strategy) -> list[Estimate]:
+    """Try one recompute setting for all stages: for each kind, few blocks with which all fit.
 
     The fewest may fit only if the last stages, which hold fewer micro-batches, get more blocks and
     become the bottleneck. So settings with more blocks are tried too, as long as they make the
-    slowest stage faster. If the best cuts fit without recompute, nothing is recomputed.
+    slowest stage faster. Once a setting recomputes all blocks of its best cuts, a larger one
+    changes only cuts with more blocks in some stage. If the best cuts fit without recompute,
+    nothing is recomputed.
     """
-    search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
-    experiment, fitting = cost_model.experiment, list[Estimate]()
+    cost_model, fitting = search.cost_model, list[Estimate]()
+    experiment = cost_model.experiment
     settings = recompute_choices(experiment)
     for _, group in groupby(settings, key=lambda setting: setting.kind):
-        among, under_s, best_s = list(group), math.inf, math.inf
+        among, under_s, best_s, more_s = list(group), math.inf, math.inf, 0.0
         while among and (first := search.first_that_fits(among, under_s)):
             costs = search.costs(first)
-            bounds = best_bounds(experiment, costs)
+            bounds = best_bounds(experiment, costs, memory_scale=search.memory_scale)
             kept = _canonical(cost_model, first, bounds)
+            if first.layers is not None and kept != first:
+                more_s = search.least_s(first, first.layers + 1)
             applied = _applied(strategy, bounds, [kept] * len(strategy.stages))
-            fitting.append(cost_model.estimate_from(search.costs(kept), applied))
+            if not fitting or fitting[-1].strategy != applied:
+                fitting.append(cost_model.estimate_from(search.costs(kept), applied))
             if first == NO_RECOMPUTE and bounds == unlimited_bounds(experiment, costs):
-                return min(fitting, key=leader_order)
+                return fitting
             passes_s = search.costs(kept).times.at(bounds)[:2].sum(axis=0)
             best_s = min(best_s, float(passes_s.max()))
             among = [
                 setting
                 for setting in among[among.index(first) + 1 :]
-                if search.least_s(setting) < best_s
+                if max(search.least_s(setting), more_s) < best_s
             ]
             under_s = min(under_s, (1 - ROUNDING) * search.slowest_s(bounds))
-    return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
+    return fitting
 
 
 def _canonical(cost_model: CostModel, recompute: Recompute, bounds: Sequence[int]) -> Recompute:

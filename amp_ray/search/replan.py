@@ -92,7 +92,7 @@ class Replanner:
             assert isinstance(tied, Estimate)
             ties.append(self._moving_least(tied, score))
         ties.sort(key=lambda tie: (is_risky(tie), self.moves(tie.strategy).total_bytes))
-        return replace(ranking, results=(*ties, *ranking.results[len(ties) :]))
+        return replace(ranking, results=(*ties, *ranking.results[len(ties) :]), num_near=0)
 
     def moves(self, strategy: Strategy) -> Moves:
         """Return the state to move before a strategy can run."""

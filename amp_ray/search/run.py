@@ -12,7 +12,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import Entry
 from amp_ray.search.candidate_queue import RowLimit
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice
-from amp_ray.search.ranking import Ranking, is_risky, rank
+from amp_ray.search.ranking import Ranking, is_risky, plainest_first, rank
 from amp_ray.search.remedies import Remedies
 from amp_ray.search.variants import plans_of_variants
 
@@ -52,7 +52,7 @@ def run_search(
     ranking = _with_variants(experiment, choice, ranking)
     if candidates.are_whole_space:
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
-    return planner, ranking
+    return planner, plainest_first(ranking)
 
 
 def _first_rows(

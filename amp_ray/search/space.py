@@ -66,8 +66,9 @@ def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
     """Enumerate the micro-batch sizes for stage groups; the search chooses the rest.
 
     Returns:
-        Candidates by micro-batch size, ascending. ``micro_batch_sizes`` limits the size per
-        data-parallel rank, so it does not apply here.
+        Candidates by micro-batch size, ascending; none for a runtime that cannot have several
+        stages. ``micro_batch_sizes`` limits the size per data-parallel rank, so it does not apply
+        here.
     """
     batch, choices = experiment.global_batch_size, group_zero_choices(experiment)
     return tuple(
@@ -81,6 +82,7 @@ def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
             ),
         )
         for size in _divisors(batch)
+        if choices
     )
 
 
@@ -224,12 +226,18 @@ def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]
 
 
 def group_zero_choices(experiment: Experiment) -> tuple[Zero, ...]:
-    """Enumerate the ZeRO settings of stage groups: at most optimizer states are sharded."""
+    """Enumerate the ZeRO settings of stage groups.
+
+    At most optimizer states are sharded, unless the runtime always shards weights too.
+    """
     fixed = experiment.zero(pp=2)
     if fixed.stage != AUTO_STAGE:
         return (fixed,)
-    stages = set(experiment.traits.pipeline_zero_stages) - {MOST_ZERO_STAGE}
-    return tuple(Zero(stage=stage) for stage in sorted(stages))
+    every = set(experiment.traits.pipeline_zero_stages)
+    stages = every - {MOST_ZERO_STAGE} or every
+    return tuple(
+        Zero(stage=stage, keeps_weights=stage == MOST_ZERO_STAGE) for stage in sorted(stages)
+    )
 
 
 def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
@@ -285,9 +293,43 @@ def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
     return tuple(settings)
 
 
-def may_be_group(experiment: Experiment, options: StageOptions) -> bool:
+def may_be_group(options: StageOptions) -> bool:
     """Return whether a stage with devices of its own may have these options."""
-    return options.zero in group_zero_choices(experiment) and options.cp == options.ep == 1
+    return options.cp == options.ep == 1
+
+
+def with_degrees(experiment: Experiment, options: StageOptions, tp: int, dp: int) -> StageOptions:
+    """Return the options of a stage with other degrees; what these do not allow is changed."""
+    zero, divides = options.zero, options.sequence_parallel
+    if tp != options.tp:
+        divides = experiment.stage_options(tp, dp).sequence_parallel
+    if dp % (zero.shard_ranks or 1):
+        zero = replace(zero, shard_ranks=0)
+    return replace(options, tp=tp, dp=dp, sequence_parallel=divides, zero=zero)
+
+
+def with_one_zero(
+    experiment: Experiment, stages: Sequence[StageOptions]
+) -> tuple[StageOptions, ...]:
+    """Return stages with one ZeRO setting that the runtime has for them; empty if there is none."""
+    settings, choices = {options.zero for options in stages}, _zero_of_groups(experiment, stages)
+    if len(settings) == 1 and settings <= {*choices}:
+        return tuple(stages)
+    most = max(setting.stage for setting in settings)
+    zero = [choice for choice in choices if choice.stage <= most][-1:] or choices[:1]
+    return tuple(replace(options, zero=choice) for choice in zero for options in stages)
+
+
+def _zero_of_groups(experiment: Experiment, stages: Sequence[StageOptions]) -> tuple[Zero, ...]:
+    """Return the ZeRO settings of stages that may differ, as `zero_choices`."""
+    dps, pp = [options.dp for options in stages], len(stages)
+    choices = zero_choices(experiment, max(options.tp for options in stages), max(dps), pp)
+    return tuple(
+        zero
+        for zero in choices
+        if not any(dp % (zero.shard_ranks or 1) for dp in dps)
+        and experiment.traits.why_no_zero(zero, pp) is None
+    )
 
 
 def with_other_options(
@@ -298,9 +340,19 @@ def with_other_options(
     for kind in dict.fromkeys(setting.whole for setting in settings):
         changed = [replace(options, recompute=kind) for options in stages]
         yield changed
-        for index, options in enumerate(changed):
+        for index, options in enumerate(changed if experiment.traits.recompute_per_stage else ()):
             yield [*stages[:index], options, *stages[index + 1 :]]
-    for zero in group_zero_choices(experiment):
+    able = [experiment.stage_options(part.tp, part.dp).sequence_parallel for part in stages]
+    if any(able):
+        for divides in (able, [False] * len(able)):
+            changed = [
+                replace(options, sequence_parallel=divided)
+                for options, divided in zip(stages, divides, strict=True)
+            ]
+            yield changed
+            for index, options in enumerate(changed):
+                yield [*stages[:index], options, *stages[index + 1 :]]
+    for zero in _zero_of_groups(experiment, stages):
         yield [replace(options, zero=zero) for options in stages]
 
 

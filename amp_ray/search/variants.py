@@ -91,7 +91,8 @@ def plans_for_other_clusters(
     )
     near = {plan.strategy.num_micro_batches for plan in plans if plan.iteration_time_s <= limit_s}
     levelled = [(other, True) for other in levelled_clusters(cluster)]
-    fewer = [(other, False) for other in without_a_node(cluster)]
+    idle = experiment.limits.idle_devices is not False
+    fewer = [(other, False) for other in without_a_node(cluster) if idle]
     for other, grids in (*levelled, *fewer):
         with suppress(ValueError):  # the profile may lack a measurement
             planner_there = planner.on_cluster(other)

@@ -341,8 +341,8 @@ def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tu
     Returns:
         Bounds of all chunks; two are equal where a stage has fewer blocks than chunks.
     """
-    blocks = model.indices("block")
-    counts = [sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)]
+    blocks, before = model.indices("block"), model.block_counts
+    counts = [before[end] - before[first] for first, end in pairwise(bounds)]
     sizes = [
         (chunk + 1) * count // virtual_stages - chunk * count // virtual_stages
         for chunk in range(virtual_stages)

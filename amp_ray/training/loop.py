@@ -136,7 +136,7 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     num_steps = job.warmup_steps + job.steps
     while len(record.step_s) < num_steps:
         step = len(record.step_s)
-        _step(job, engine, record, spans)
+        timed_step(job, engine, record, spans)
         if step == 0:
             channel.send("first_step", step_s=record.step_s[0])
         if process == 0:
@@ -153,7 +153,7 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     _finish(job, channel, report)
 
 
-def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
+def timed_step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
     """Train and time one step: generate its data first, then let all ranks start together."""
     step = len(record.step_s)
     batches = engine.load(step)

@@ -178,8 +178,11 @@ class LayerWeights:
     tp: int
 
     def whole(self, name: str, shape: Sequence[int], std: float) -> Tensor:
-        """Return normally distributed values of mean 0, equal on every rank."""
-        generator = torch.Generator()
+        """Return normally distributed values of mean 0, equal on every rank.
+
+        They are made on torch's default device, and so quickly on a GPU, with other values there.
+        """
+        generator = torch.Generator(torch.get_default_device())
         generator.manual_seed(seed_of(self.seed, self.layer, name))
         return torch.empty(tuple(shape)).normal_(std=std, generator=generator)
 

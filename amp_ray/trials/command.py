@@ -130,7 +130,7 @@ def trial_launch(
         else rank_commands(argv, places),
         files={
             **files,
-            JOB_FILE: to_json(_job(experiment, chosen, trial_id, places)),
+            JOB_FILE: to_json(job_record(experiment, chosen, trial_id, places)),
             **_config_file(experiment, chosen),
             HOSTFILE: hostfile_text(places).encode(),
         },
@@ -186,9 +186,10 @@ def _read_trial(experiment: Experiment, files: Mapping[str, bytes], trial_id: st
     return measurement
 
 
-def _job(
+def job_record(
     experiment: Experiment, strategy: Strategy, trial_id: str, places: Sequence[Place]
 ) -> dict[str, Any]:
+    """Return the JSON object of a trial's job, which `training.job.read_job` reads."""
     trials = experiment.trials
     job: dict[str, Any] = {
         "trial_id": trial_id,

@@ -22,6 +22,8 @@ from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.cli.diff import _load as load_compared
 from amp_ray.errors import InputError
 from amp_ray.inputs.profiles.metis import parse_metis_profile
+from amp_ray.inputs.profiles.nccl_tests import parse_nccl_test
+from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, read_trace
 from amp_ray.planners.aceso2024.plan_file import aceso_plan_text
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.operators.strategy import operator_strategy
@@ -37,12 +39,14 @@ from amp_ray.runtime.files import (
 )
 from amp_ray.runtime.first_file import hosts_of
 from amp_ray.runtime.planning import _load_strategy as load_plan
+from amp_ray.runtime.profile.links import links_of_tests, links_yaml
 from amp_ray.runtime.profile.profiling import ProfileFolder
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.profile.records import heading
 from amp_ray.trials.ray_cluster_file import explain_old_keys
 from support.aceso import aceso_experiment, aceso_files
 from support.experiments import SMALL, small_experiment
+from support.nccl_log import nccl_log
 
 NUM_CASES: Final = max(500, settings().max_examples)
 """Number of cases of all readers: 500 by default, 10,000 in ``make fuzz``."""
@@ -385,9 +389,32 @@ def studys_experiment(folder: Path) -> object:
     return read_study(folder).strategy(1)
 
 
+def trace(folder: Path) -> object:
+    text = read_text(folder / "trace.json", MOST_CHARACTERS)
+    return read_trace(text, file="trace.json", num_layers=2)
+
+
+def nccl_test(folder: Path) -> object:
+    test = parse_nccl_test(read_text(folder / "nccl.log"), file="nccl.log", collective=None)
+    return links_yaml(links_of_tests([test], EXPERIMENT.constants))
+
+
 def metis_profile(folder: Path) -> object:
     return parse_metis_profile(read_texts(folder, (".json",)), folder="metis")
 
+
+THREAD: Final = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
+
+TRACE: Final = json.dumps(
+    {
+        "traceEvents": [
+            *({"name": f"layer {layer}", "ts": 20 * layer, "dur": 10} | THREAD for layer in (0, 1)),
+            THREAD | {"name": "aten::mm", "cat": "cpu_op", "ts": 2, "dur": 5},
+        ]
+    }
+).encode()
+
+NCCL_LOG: Final = nccl_log("all_reduce", ["a"] * 4, ((1024, 16.0), (2**20, 40.5))).encode()
 
 READERS: Final = {
     "experiment": Reader(
@@ -421,6 +448,8 @@ READERS: Final = {
     "records of a profile": Reader(RECORDS, "records.jsonl", records),
     "a study's result": Reader(STUDY_RESULT, "result.json", study),
     "a study's experiment": Reader(SMALL.encode(), "experiment.yaml", studys_experiment),
+    "a trace of PyTorch's profiler": Reader(TRACE, "trace.json", trace),
+    "a log of nccl-tests": Reader(NCCL_LOG, "nccl.log", nccl_test),
     "Aceso's plan": Reader(ACESO_PLAN, "strategies", aceso_plan),
     **{
         f"Aceso's {name}": Reader(ACESO_FILES[name].encode(), name, aceso_profile)
@@ -457,6 +486,8 @@ READ_IN: Final = {
     "runtime.study.tuning.copy_experiment": ("experiment",),
     "cli.diff._load": ("a compared plan", "experiment"),
     "cli.hosts._refuse_ray_cluster": ("Ray's cluster file",),
+    "cli.exchange.import_trace": ("a trace of PyTorch's profiler",),
+    "cli.exchange.nccl_tests": ("a log of nccl-tests",),
     "cli.exchange.metis": ("Metis's cluster file", "Metis's hostfile", "Metis's profile"),
     "cli.planning.score": ("Megatron's script", "torchtitan's TOML", "DeepSpeed's configuration"),
 }
@@ -496,10 +527,9 @@ def test_a_file_of_100_megabytes_is_refused_before_it_is_read_whole(
     with path.open("ab") as file:
         file.truncate(100 * 2**20)
     before_bytes = peak_bytes()
-    expected = (
-        "not valid JSON" if reader.read is slices else r"longer than [\d,]+ characters: is th"
-    )
-    with pytest.raises(InputError, match=expected):  # only a table of slices may be this long
+    may_be_long = reader.read in {slices, trace}
+    expected = "not valid JSON" if may_be_long else r"longer than [\d,]+ characters: is th"
+    with pytest.raises(InputError, match=expected):
         reader.read(tmp_path)
     assert peak_bytes() - before_bytes < MOST_BYTES
 

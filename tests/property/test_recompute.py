@@ -11,10 +11,12 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.verdict import safe_memory_fraction
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import PartitionSolution, solve
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import partition_problem
+from amp_ray.search.ranking import is_risky
 from amp_ray.search.recompute import RecomputeSearch, with_recompute
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, StageOptions
@@ -48,11 +50,13 @@ class Oracle:
         cost_model: Cost model of an experiment on equal devices.
         candidate: A candidate with tp 1.
         parts: Whether stages may recompute only a part of their blocks.
+        memory_scale: The memory of every device is multiplied by it.
     """
 
     cost_model: CostModel
     candidate: Candidate
     parts: bool = True
+    memory_scale: float = 1.0
 
     def best_s(self) -> float:
         """Return the least closed form of a partition that fits; infinite if none fits."""
@@ -88,7 +92,8 @@ class Oracle:
                 own = Recompute(kind=kind, layers=number) if number else NO_RECOMPUTE
                 again = blocks[:number]
                 memory = self.cost_model.memory(self._with(own))
-                limit = self.cost_model.experiment.cluster.device_types[0].memory_bytes
+                device = self.cost_model.experiment.cluster.device_types[0]
+                limit = self.memory_scale * device.memory_bytes
                 if memory.peak(stage, start, end) <= limit:
                     yield sum(
                         self._layer_s(kind if layer in again else "none")[layer]
@@ -157,20 +162,26 @@ def test_cuts_and_recompute_are_the_best_of_all(
     text: str, share: float, pp: int, size: int
 ) -> None:
     cost_model, candidate = tight(text, share, pp, size)
-    devices = range(candidate.num_devices)
-    search = RecomputeSearch(
-        cost_model=cost_model, stages=PlacedStages.of_candidate(candidate, devices)
-    )
-    solution = solve(search.problem[0])
-    wanted = Oracle(cost_model=cost_model, candidate=candidate).best_s()
-    if not isinstance(solution, PartitionSolution):
-        assert wanted == float("inf")
-        return
-    assert solution.value_s == pytest.approx(wanted, rel=1e-9)
     even = np.linspace(0, cost_model.experiment.model.num_layers, pp + 1).astype(int).tolist()
     estimate = with_recompute(cost_model, Strategy.uniform(candidate, even))
-    assert estimate.feasible
-    assert estimate.strategy.bounds == solution.bounds
+    bounds = []
+    for memory_scale in (safe_memory_fraction(cost_model.experiment.constants), 1.0):
+        search = RecomputeSearch(
+            cost_model=cost_model,
+            stages=PlacedStages.of_candidate(candidate, range(candidate.num_devices)),
+            memory_scale=memory_scale,
+        )
+        solution = solve(search.problem[0])
+        oracle = Oracle(cost_model=cost_model, candidate=candidate, memory_scale=memory_scale)
+        if isinstance(solution, PartitionSolution):
+            assert solution.value_s == pytest.approx(oracle.best_s(), rel=1e-9)
+            bounds.append(solution.bounds)
+        else:
+            assert oracle.best_s() == float("inf")
+    assert estimate.feasible == bool(bounds)
+    if bounds:  # of safe strategies, if there are any
+        assert estimate.strategy.bounds == bounds[0]
+        assert is_risky(estimate) == (len(bounds) == 1)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])

@@ -57,7 +57,8 @@ def test_every_device_has_its_own_slot(cluster: Cluster) -> None:
 
 @given(cluster=clusters())
 def test_links_are_the_same_in_both_directions(cluster: Cluster) -> None:
-    for table in Topology(cluster=cluster, constants=Constants()).between:
+    links = Topology(cluster=cluster, constants=Constants()).links
+    for table in (links.inter_bytes_per_s, links.inter_step_s):
         assert (table == table.T).all()
 
 

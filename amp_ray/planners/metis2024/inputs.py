@@ -180,17 +180,18 @@ def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) 
         )
         raise InputError(message, where=Where(file=file, line=host.line))
     where = Where(file=clusterfile.file, key=f"{host.address}.instance_type")
+    device = _device(section, where)
     return Node(
         name=name,
-        device=_device(section, where),
+        device=device,
         num_slots=host.num_slots,
         intra=Link(
             bandwidth_bytes_per_s=clusterfile.bytes_per_s(section.intra_bandwidth),
-            latency_s=DEFAULT_INTRA_LATENCY_S,
+            latency_s=DEFAULT_INTRA_LATENCY_S[device.fabric or "pcie"],
         ),
         inter=Link(
             bandwidth_bytes_per_s=clusterfile.bytes_per_s(section.inter_bandwidth),
-            latency_s=DEFAULT_INTER_LATENCY_S,
+            latency_s=DEFAULT_INTER_LATENCY_S[None],
         ),
     )
 

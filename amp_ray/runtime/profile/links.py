@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf, log2
 from statistics import median
 from typing import Final
 
@@ -13,6 +13,7 @@ from amp_ray.clusters.cluster import Link
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profiles.nccl_tests import NcclTest
 from amp_ray.trials.profile.points import LinkPoint, loss_position
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_PER_SECOND
@@ -88,7 +89,7 @@ def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkR
             if at == place and (point.what == "p2p" or point.num_bytes > largest):
                 sample = _sample(point, seconds, _start_s(experiment), place)
                 samples.setdefault(point.what, []).append((point.num_bytes, sample))
-        reports.append(_report(place, samples, experiment))
+        reports.append(_report(place, samples, experiment.constants))
     return tuple(reports)
 
 
@@ -117,18 +118,70 @@ def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
 
 def _figures(prefix: str, stated: Link, report: LinkReport | None) -> list[str]:
     """Return keys and values of a link as measured, else as stated."""
+    if report is not None:
+        rate = _rates_yaml(report.gbit_per_s_by_size) or f"{report.gbit_per_s:.4g}"
+        return _keys(prefix, rate, report.latency_us, report.collective_us)
     gbit = stated.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA
     latency_us = stated.latency_s * MICROSECONDS_PER_SECOND
-    collective_us = _collective_us(stated)
-    if report is not None:
-        gbit, latency_us = report.gbit_per_s, report.latency_us
-        collective_us = report.collective_us
-    rate = _rates_yaml(report.gbit_per_s_by_size) if report else ""
-    rate = rate or f"{gbit:.4g}"
+    return _keys(prefix, f"{gbit:.4g}", latency_us, _collective_us(stated))
+
+
+def _keys(prefix: str, rate: str, latency_us: float, collective_us: float | None) -> list[str]:
     figures = [f"{prefix}gbit_per_s: {rate}", f"{prefix}latency_us: {latency_us:.4g}"]
     if collective_us is not None:
         figures.append(f"{prefix}collective_us: {collective_us:.4g}")
     return figures
+
+
+def links_of_tests(tests: Iterable[NcclTest], constants: Constants) -> tuple[LinkReport, ...]:
+    """Fit the links that nccl-tests measured, within a node and between nodes.
+
+    A stated latency is that of every step of a ring, and of every level of a tree over nodes.
+    """
+    start = constants.message_scale * constants.collective_start_s
+    sized: dict[LinkPlace, dict[str, list[_Sized]]] = {}
+    for test in tests:
+        place = LinkPlace(scope="intra" if test.num_nodes == 1 else "inter", devices="")
+        steps, share = _work(test)
+        samples = [
+            LinkSample(
+                num_steps=steps,
+                num_bytes=share * num_bytes,
+                start_s=min(start, seconds),
+                seconds=seconds,
+                collective=test.collective != "sendrecv",
+            )
+            for num_bytes, seconds in test.times
+        ]
+        sizes = [float(num_bytes) for num_bytes, _ in test.times]
+        group = sized.setdefault(place, {}).setdefault(test.collective, [])
+        group += zip(sizes, samples, strict=True)
+    return tuple(_report(place, samples, constants) for place, samples in sized.items())
+
+
+def links_yaml(reports: Iterable[LinkReport]) -> str:
+    """Return the keys of a node that tests of links tell, as YAML."""
+    lines = []
+    for report in reports:
+        rate = _rates_yaml(report.gbit_per_s_by_size) or f"{report.gbit_per_s:.4g}"
+        prefix = f"{report.place.scope}_"
+        lines += _keys(prefix, rate, report.latency_us, report.collective_us)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _work(test: NcclTest) -> tuple[float, float]:
+    """Return the steps of a test, and the bytes on its slowest link per byte of its size."""
+    ranks, nodes = test.num_ranks, test.num_nodes
+    overhead = 1 + RING_OVERHEAD_RANKS / ranks if nodes == 1 else 1.0
+    share = (ranks - 1) / ranks
+    if test.collective == "all_reduce":
+        return 2.0 * (ceil(log2(nodes)) or ranks - 1), 2 * share * overhead
+    if test.collective == "sendrecv":
+        return 1.0, 1.0 if nodes == 1 else ranks / nodes
+    if test.collective == "alltoall":
+        leaving = ranks / nodes * (nodes - 1) / nodes
+        return float(nodes), share if nodes == 1 else leaving
+    return ranks - 1.0, share * overhead
 
 
 def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
@@ -214,10 +267,9 @@ def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int
 
 
 def _report(
-    place: LinkPlace, sized: Mapping[str, Sequence[_Sized]], experiment: Experiment
+    place: LinkPlace, sized: Mapping[str, Sequence[_Sized]], constants: Constants
 ) -> LinkReport:
     """Fit a rate and latencies to one link, or rates by size if one rate has too large an error."""
-    constants = experiment.constants
     samples = {what: [sample for _, sample in group] for what, group in sized.items()}
     fit = fit_link([sample for group in samples.values() for sample in group])
     rates: dict[int, float] = {}

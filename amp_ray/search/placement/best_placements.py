@@ -59,6 +59,8 @@ def plan_placement(
 
     Returns:
         The best estimate. If nothing fits, the estimate that would be best without memory limits.
+        In space `heterogeneous` it has no lower bound, since all plans are compared by simulated
+        time, which may be less than the closed form.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     solution = solve_chains(chains, () if start is None else (start.strategy,))
@@ -67,9 +69,12 @@ def plan_placement(
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
     best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
-    if not has_groups(cost_model.experiment):  # else stage groups are searched too
-        swapped = swap_replicas(chains, best)
-        best = climb(cost_model, swapped, most_stages=effort.max_climbed_stages)
+    experiment = cost_model.experiment
+    if has_groups(experiment):  # stage groups are searched too
+        bound_s = solution.lower_bound_s if experiment.space == "operator" else None
+        return replace(best, lower_bound_s=bound_s)
+    swapped = swap_replicas(chains, best)
+    best = climb(cost_model, swapped, most_stages=effort.max_climbed_stages)
     return replace(best, lower_bound_s=solution.lower_bound_s)
 
 

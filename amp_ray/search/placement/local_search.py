@@ -4,7 +4,7 @@ Moves shift cuts, swap replicas or reorder stages while the simulated time falls
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, combinations, islice, pairwise, permutations
 
@@ -195,7 +195,11 @@ def key_of(strategy: Strategy) -> Key:
 
 
 def climb(
-    cost_model: CostModel, start: Estimate, *, most_stages: int = EFFORT.max_climbed_stages
+    cost_model: CostModel,
+    start: Estimate,
+    *,
+    most_stages: int = EFFORT.max_climbed_stages,
+    counts: Callable[[Estimate], bool] | None = None,
 ) -> Estimate:
     """Shift neighbouring cuts together by one layer until no shift makes the plan faster.
 
@@ -203,6 +207,8 @@ def climb(
         cost_model: Cost model of the experiment.
         start: Returned unchanged if it cannot run.
         most_stages: Limit on simulated stages, summed over all cuts.
+        counts: Whether a plan may take the place of a slower one; by default one that fits may,
+            unless it is likelier to run out of memory.
 
     Returns:
         An estimate on the same devices, never slower.
@@ -224,7 +230,10 @@ def climb(
             if not cost_model.may_take(costs, bounds, higher.iteration_time_s):
                 continue
             estimate = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
-            if speed(estimate) < speed(higher):
+            able = speed(estimate) < speed(higher)
+            if counts is not None:
+                able = counts(estimate) and speed(estimate)[1] < speed(higher)[1]
+            if able:
                 higher = estimate
         if higher is best:
             return best

@@ -7,7 +7,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, groupby, permutations, product
 from math import comb, prod
@@ -40,11 +40,12 @@ class DeviceGraph:
     nodes: tuple[int, ...]  # node of every device
     num_states: int  # in state 0 no device is taken; the first stage may lead to any other state
     is_small: bool  # whether there are few groups
+    idle: bool = True  # whether devices may stay idle
 
     @property
     def final_states(self) -> tuple[int, ...]:
-        """All states but 0: remaining devices stay idle."""
-        return tuple(range(1, self.num_states))
+        """States after the first stage: any but 0 if remaining devices may stay idle."""
+        return tuple(range(1 if self.idle else self.num_states - 1, self.num_states))
 
     def devices(self, edge: int) -> tuple[tuple[int, ...], ...]:
         """Return the devices of a group, piece by piece."""
@@ -90,24 +91,27 @@ class DeviceGraph:
         return sum(map(len, self.rows))
 
 
-def device_graph(cluster: Cluster, effort: SearchEffort = EFFORT) -> DeviceGraph:
+def device_graph(
+    cluster: Cluster, effort: SearchEffort = EFFORT, *, idle: bool = True
+) -> DeviceGraph:
     """Enumerate the groups of devices that stages can take, fewer in large clusters.
 
     Args:
         cluster: Its nodes.
         effort: Limits of the search.
+        idle: Whether devices may stay idle.
     """
     rows = device_kinds(cluster, by_links=True)
     slots = tuple(cluster.nodes[cluster.node_of_device[row[0]]].num_slots for row in rows)
     if prod(comb(len(row) + 2, 2) for row in rows) <= effort.max_groups_in_any_order:
-        return _any_order(cluster, rows, slots, effort)
+        return replace(_any_order(cluster, rows, slots, effort), idle=idle)
     if len(rows) <= effort.max_kinds:
         for most_kinds in dict.fromkeys((len(rows), 2)):
             mixed = limited_graph(
                 [len(row) for row in rows],
                 [1] * len(rows),
                 most_kinds=most_kinds,
-                idle=True,
+                idle=idle,
                 most_groups=effort.max_mixed_groups,
             )
             if mixed is not None:
@@ -120,7 +124,7 @@ def device_graph(cluster: Cluster, effort: SearchEffort = EFFORT) -> DeviceGraph
             [len(row) for row in rows],
             [max(1, (node_slots or 8) // share) for node_slots in slots],
             most_kinds=1,
-            idle=True,
+            idle=idle,
             most_groups=effort.max_groups if share > 1 else math.inf,
         )
         if pure is not None:
@@ -177,6 +181,7 @@ def _in_runs(
         nodes=cluster.node_of_device,
         num_states=len(graph.states),
         is_small=len(graph.from_state) <= effort.max_groups_in_any_order,
+        idle=not graph.full,
     )
 
 
@@ -344,14 +349,19 @@ class DeviceGroups:
         cluster = self.cost_model.experiment.cluster
         is_one = len(cluster.nodes) == 1
         whole = self._whole, is_one
-        if is_one or not self.tied_parameters:
+        if is_one or not self.tied_parameters or not self._idle:
             return (whole,)
         return (*((inside, True) for inside in one_node_graphs(cluster, self.effort)), whole)
 
     @cached_property
     def _whole(self) -> DeviceGraph:
         """Graph of groups of all devices."""
-        return device_graph(self.cost_model.experiment.cluster, self.effort)
+        return device_graph(self.cost_model.experiment.cluster, self.effort, idle=self._idle)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether plans may leave devices idle."""
+        return self.cost_model.experiment.limits.idle_devices is not False
 
     @cached_property
     def tps(self) -> tuple[int, ...]:

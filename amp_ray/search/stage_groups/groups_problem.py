@@ -186,7 +186,7 @@ class GroupsProblem:
         choices = self.choices
         choice, position, ends, finals = self._counted() if self.counted else self._uncounted()
         if self.costs.device_groups.tied_parameters or self._blocks:
-            choice, position, ends, finals = _apart(choice, position, ends)
+            choice, position, ends, finals = _apart(choice, position, ends, finals)
         if not self.joined:
             return Steps(
                 choice=choice,
@@ -308,7 +308,11 @@ class GroupsProblem:
             )
             rows.append(np.stack([allowed, np.full(len(allowed), before), *ends]))
         choice, position, from_state, to_state = np.concatenate(rows, axis=1)
-        finals = tuple(range(num_states, num_states * (counted + 1)))
+        finals = tuple(
+            state + num_states * number
+            for number in range(1, counted + 1)
+            for state in choices.graph.final_states
+        )
         return choice, position, (from_state, to_state), finals
 
     def _after(self, states: IntArray, labels: IntArray) -> IntArray:
@@ -375,15 +379,21 @@ class GroupsProblem:
         return tables.reshape(-1, tables.shape[2]), memory_row
 
 
-def _apart(choice: IntArray, position: IntArray, ends: tuple[IntArray, IntArray]) -> Edges:
-    """Add a copy of every choice as first stage, which leads to one final state."""
+def _apart(
+    choice: IntArray,
+    position: IntArray,
+    ends: tuple[IntArray, IntArray],
+    finals: tuple[int, ...],
+) -> Edges:
+    """Add a copy of every choice that may be the first stage, which leads to one final state."""
     end = int(ends[1].max()) + 1
+    first = np.flatnonzero(np.isin(ends[1], finals))
     return (
-        np.concatenate((choice, choice)),
-        np.concatenate((position, position)),
+        np.concatenate((choice, choice[first])),
+        np.concatenate((position, position[first])),
         (
-            np.concatenate((ends[0], ends[0])),
-            np.concatenate((ends[1], np.full(len(choice), end))),
+            np.concatenate((ends[0], ends[0][first])),
+            np.concatenate((ends[1], np.full(len(first), end))),
         ),
         (end,),
     )
@@ -415,6 +425,8 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     Returns:
         The plan; if all are pruned, a lower bound, which may be as low as the upper bound.
     """
+    if not len(problem.steps.choice):  # no choice can be the only stage of the limits
+        return BestGroups(lower_bound_s=math.inf)
     relaxed = solve_with_step_end(
         problem.problem,
         upper_bound_s=upper_bound_s,

@@ -154,9 +154,9 @@ def _solved(
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose
-    solution = (
-        without_limits(roomy.problem.problem, roomy.effort) if upper_bound_s is None else None
-    )
+    solution = None
+    if upper_bound_s is None and len(roomy.steps.choice):
+        solution = without_limits(roomy.problem.problem, roomy.effort)
     plans = () if solution is None else (roomy.strategy(solution.bounds, solution.options),)
     return GroupsSolution(
         estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
@@ -236,9 +236,9 @@ class Simulations:
         chosen, _ = cheapest_choices(
             self.problem, values, limit_s=self._limit_s, most=self.problem.effort.few_neighbours
         )
-        if not len(chosen):
-            return
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
+        if not len(chosen) or not len(joined.steps.choice):
+            return  # no plan consists of choices within the limit
         prices = Prices.of(joined)
         index = {choice: place for place, choice in enumerate(chosen.tolist())}
         places = [index[choice] for choice in best.chosen if choice in index]

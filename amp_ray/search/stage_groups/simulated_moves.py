@@ -22,13 +22,14 @@ from amp_ray.cost.collective import NO_RING
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.verdict import safe_memory_fraction
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
-from amp_ray.search.space import may_be_group, with_other_options
+from amp_ray.search.space import may_be_group, with_degrees, with_one_zero, with_other_options
 from amp_ray.strategies.candidate import ONE_RANK, StageOptions
 from amp_ray.strategies.strategy import Strategy
 
@@ -80,19 +81,16 @@ def moved_plans(
         that are not faster than the given ones.
     """
     moves = Moves(experiment=cost_model.experiment, cost_model=cost_model, tps=tps)
-    starts = sorted(filter(moves.covers, plans), key=leader_order)
-    safe = [plan for plan in starts if not is_risky(plan)]
-    groups = [starts, safe] if starts and is_risky(starts[0]) else [starts]
-    best = []
-    for group in groups:
-        search = SimulatedSearch(
-            moves=moves,
-            effort=effort,
-            only_safe=group is safe,
-            spare=effort.max_moved_devices // len(groups),
-        )
-        best += search.run(group[: effort.max_moved_starts])
-    return best
+    starts = [plan for plan in plans if moves.covers(plan)]
+    fastest = SimulatedSearch(moves=moves, effort=effort, spare=effort.max_moved_devices)
+    fastest.run(starts)
+    best = [fastest.best, fastest.safe]
+    if fastest.best is not fastest.safe:
+        safest = replace(fastest, only_safe=True, best=None, seen=set(), climbed=set(), waiting=[])
+        safest.spare = effort.max_moved_devices
+        safest.run([*starts, *([fastest.safe] if fastest.safe else [])])
+        best[1] = safest.safe
+    return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in starts]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,19 +99,22 @@ class SimulatedSearch:
 
     moves: "Moves"
     effort: SearchEffort
-    only_safe: bool  # whether plans that are likely to run out of memory do not count
+    only_safe: bool = False  # whether plans that are likely to run out of memory do not count
     best: Estimate | None = None
+    safe: Estimate | None = None  # the best that is not likely to run out of memory
     num_moved: int = 0  # plans whose moves were or are tried
     spare: int  # devices of the plans that may still be simulated
     seen: set[object] = field(default_factory=set)  # keys of the layouts, by `Moves.key`
+    climbed: set[object] = field(default_factory=set)  # rounded times of plans with moved cuts
     # Plans whose moves are not all tried: time, number of the plan, its moves
     waiting: list[tuple[float, int, Estimate, Iterator[tuple[Layout, int]]]] = field(
         default_factory=list
     )
 
-    def run(self, starts: Sequence[Estimate]) -> list[Estimate]:
-        """Return the fastest plan that moves reach from the fastest start, if it is faster."""
-        for start in starts:
+    def run(self, starts: Sequence[Estimate]) -> None:
+        """Find the fastest plan that moves reach from the fastest starts."""
+        able = sorted(filter(self._counts, starts), key=self._order)
+        for start in able[: self.effort.max_moved_starts]:
             self.seen.add(self.moves.key(layout_of(start.strategy)))
             self._wait(start)
         while self.waiting and self.spare > 0:
@@ -128,12 +129,17 @@ class SimulatedSearch:
                 estimate = self._simulate(*moved, plan.strategy)
                 if estimate is not None:
                     self._wait(estimate)
-        return [] if self.best is None or self.best in starts else [self.best]
+
+    def _order(self, plan: Estimate) -> tuple[object, ...]:
+        """Return the sort key of plans that count: rounded time, then the strategy's values."""
+        return leader_order(plan)[1:]
 
     def _wait(self, plan: Estimate) -> None:
         """Note a plan whose moves are to be tried."""
-        if self.best is None or leader_order(plan) < leader_order(self.best):
+        if self.best is None or self._order(plan) < self._order(self.best):
             self.best = plan
+        if not is_risky(plan) and (self.safe is None or self._order(plan) < self._order(self.safe)):
+            self.safe = plan
         moves = self.moves.of(layout_of(plan.strategy))
         self.num_moved += 1
         heappush(self.waiting, (plan.iteration_time_s, self.num_moved, plan, moves))
@@ -161,7 +167,9 @@ class SimulatedSearch:
         # The slowest stage if all stages had the same share of every layer's time
         if num_steps / float((1 / prefix_s[row, -1]).sum()) > limit_s:
             return None
-        every = [best_bounds(self.moves.experiment, costs, self.effort)]
+        experiment = self.moves.experiment
+        scale = safe_memory_fraction(experiment.constants) if self.only_safe else 1.0
+        every = [best_bounds(experiment, costs, self.effort, memory_scale=scale)]
         if len(layout) == moved.pp and moved.bounds not in every:
             every.append(moved.bounds)
         plans = [
@@ -172,12 +180,18 @@ class SimulatedSearch:
         plans = [plan for plan in plans if self._counts(plan)]
         if not plans:
             return None
-        plan = min(plans, key=leader_order)
+        plan = min(plans, key=self._order)
         near_s = self.best.iteration_time_s * (1 + self.effort.near_climbed_fraction)
-        if plan.iteration_time_s > near_s:
+        time_key = leader_order(plan)[1]
+        if plan.iteration_time_s > near_s or time_key in self.climbed:
             return plan
-        climbed = climb(model, plan, most_stages=self.effort.max_climbed_stages_of_moves)
-        return climbed if self._counts(climbed) else plan
+        self.climbed.add(time_key)
+        return climb(
+            model,
+            plan,
+            most_stages=self.effort.max_climbed_stages_of_moves,
+            counts=self._counts,
+        )
 
     def _counts(self, plan: Estimate) -> bool:
         return plan.feasible and not (self.only_safe and is_risky(plan))
@@ -198,7 +212,7 @@ class Moves:
         return (
             plan.feasible
             and not odd
-            and all(may_be_group(self.experiment, stage.options) for stage in strategy.stages)
+            and all(may_be_group(stage.options) for stage in strategy.stages)
             and self.experiment.traits.partition != "even-blocks"
         )
 
@@ -234,7 +248,15 @@ class Moves:
         for changed in chain.from_iterable(move(layout) for move in moves):
             moved = tuple(use for use in changed if use is not None)
             if moved and len(moved) == len(changed) and self._within_limits(moved):
-                yield moved, batch // sum(moved[0].shares)
+                options = self._able(tuple(use.options for use in moved))
+                if options:
+                    pairs = zip(moved, options, strict=True)
+                    able = tuple(use._replace(options=option) for use, option in pairs)
+                    yield able, batch // sum(able[0].shares)
+
+    @memoised
+    def _able(self, stages: tuple[StageOptions, ...]) -> tuple[StageOptions, ...]:
+        return with_one_zero(self.experiment, stages)
 
     def _device_moves(self, layout: Layout) -> Iterator[Changed]:
         """Move devices of one node from a stage to another, let some rest, or use resting ones."""
@@ -367,14 +389,9 @@ class Moves:
         max_dp = self.experiment.limits.max_dp
         if not replicas or len(replicas) > min(size, max_dp or size):
             return None
-        options = replace(
-            use.options,
-            tp=tp,
-            dp=len(replicas),
-            sequence_parallel=use.options.sequence_parallel and tp > 1,
-        )
+        options = with_degrees(self.experiment, use.options, tp, len(replicas))
         types = tuple(tuple(sorted({self._types[at] for at in row})) for row in replicas)
-        shares = self._by_speed(types, replace(options, dp=1), size)
+        shares = self._by_speed(types, with_degrees(self.experiment, options, tp, 1), size)
         return Use(replicas, shares, options) if self._allows(shares) else None
 
     @memoised

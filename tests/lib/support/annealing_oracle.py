@@ -1,33 +1,42 @@
 """Oracle of mixed clusters: anneals by simulated time over every plan that a file can describe.
 
-A plan gives each stage its layers, any devices in any order, its tp, the samples of each replica
-and its recompute; the size of a micro-batch and the ZeRO setting are the same for all stages. The
-judge is `CostModel.estimate`. The oracle shares no move with the search.
+A plan gives each stage its layers, any devices in any order, its tp, the samples of each replica,
+its recompute (of all blocks or of some) and whether it divides tokens; the size of a micro-batch
+and the ZeRO setting are the same for all stages. Everything that the runtime can run is allowed,
+also where the search has no such plans. Chunks, token slices, context and expert parallelism are
+not: files allow them in space `uniform` alone. The judge is `CostModel.estimate`. The oracle shares
+no move with the search.
 """
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Final
+
+import numpy as np
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.model import CostModel
+from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.memo import memoised
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.ranking import is_risky
-from amp_ray.search.space import group_zero_choices, recompute_choices
+from amp_ray.search.space import recompute_choices
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import AUTO, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy
-from amp_ray.strategies.zero import Zero
-from support.better_clusters import DEVICES
-from support.experiments import experiment_from
+from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, Zero
 
-HOTTEST, COLDEST = 0.04, 0.0003
+HOTTEST: Final = 0.05
+COLDEST: Final = 0.0003
 """Temperatures at both ends: relative differences of the time that are accepted now and then."""
+
+MOST_CACHED: Final = 20_000
+"""Costs of stages that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,7 @@ class Use:
     tp: int
     shares: tuple[int, ...]  # samples of each replica
     recompute: Recompute
+    divides_tokens: bool  # sequence parallelism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,11 @@ class Plan:
         """Samples of one micro-batch over all replicas."""
         return sum(self.uses[0].shares)
 
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Bounds of the stages."""
+        return tuple(accumulate((use.num_layers for use in self.uses), initial=0))
+
     @classmethod
     def of(cls, strategy: Strategy) -> "Plan":
         """Convert a strategy."""
@@ -64,6 +79,7 @@ class Plan:
                     tp=stage.options.tp,
                     shares=stage.shares or (strategy.micro_batch_size,) * stage.options.dp,
                     recompute=stage.options.recompute,
+                    divides_tokens=stage.options.sequence_parallel,
                 )
                 for index, stage in enumerate(strategy.stages)
             ),
@@ -76,24 +92,33 @@ class Annealing:
     """Looks for a plan that is faster than any plan of the search."""
 
     cost_model: CostModel
-    safe: bool = False  # whether plans that may run out of memory do not count
+    # The fastest plan of all that were simulated, and the fastest safe one, by ``safe``
+    best: dict[bool, Estimate] = field(init=False, default_factory=dict)
+    _values: dict[Plan, tuple[float, Estimate]] = field(init=False, default_factory=dict)
+    _costs: dict[object, StageCosts] = field(init=False, default_factory=dict)
 
     @property
     def experiment(self) -> Experiment:
         """The experiment of the cost model."""
         return self.cost_model.experiment
 
+    @property
+    def simulated(self) -> list[Estimate]:
+        """Estimates of all plans that were simulated."""
+        return [estimate for _, estimate in self._values.values()]
+
     @cached_property
     def tps(self) -> tuple[int, ...]:
         """Degrees that limits, nodes and model allow."""
-        limits, shape = self.experiment.limits, self.experiment.model.shape
-        most = max(node.num_slots for node in self.experiment.cluster.nodes)
-        most = min(most, limits.max_tp or most)
+        experiment, shape = self.experiment, self.experiment.model.shape
+        most = max(node.num_slots for node in experiment.cluster.nodes)
+        most = min(most, experiment.limits.max_tp or most)
         heads = shape.num_heads, shape.num_key_value_heads
         return tuple(
             tp
-            for tp in range(limits.min_tp, most + 1)
-            if not self.experiment.traits.shards_heads or not any(count % tp for count in heads)
+            for tp in range(experiment.limits.min_tp, most + 1)
+            if experiment.traits.why_no_grid(tp, 1) is None
+            and (not experiment.traits.shards_heads or not any(count % tp for count in heads))
         )
 
     @cached_property
@@ -102,95 +127,203 @@ class Annealing:
         fixed = self.experiment.recompute
         return recompute_choices(self.experiment) if fixed == AUTO else (fixed,)
 
+    @memoised
+    def zeros(self, pp: int) -> tuple[Zero, ...]:
+        """Return the ZeRO settings of so many stages."""
+        experiment = self.experiment
+        fixed = experiment.zero(pp)
+        if fixed.stage != AUTO_STAGE:
+            return (fixed,)
+        every = (
+            Zero(stage=stage, keeps_weights=keeps)
+            for stage in range(MOST_ZERO_STAGE + 1)
+            for keeps in ((False, True) if stage == MOST_ZERO_STAGE else (False,))
+        )
+        return tuple(zero for zero in every if experiment.traits.why_no_zero(zero, pp) is None)
+
     def strategy(self, plan: Plan) -> Strategy | None:
-        """Return the strategy; None if limits, nodes or the batch forbid it."""
-        limits, node_of = self.experiment.limits, self.experiment.cluster.node_of_device
-        if len(plan.uses) > (limits.max_pp or len(plan.uses)):
+        """Return the strategy; None if limits, runtime, nodes or the batch forbid it."""
+        if not self._allows(plan) or not all(self._runs(use, plan.size) for use in plan.uses):
             return None
-        steps, more = divmod(self.experiment.global_batch_size, plan.size)
-        if more:
-            return None
-        for use in plan.uses:
-            groups = [
-                use.devices[first : first + use.tp] for first in range(0, len(use.devices), use.tp)
-            ]
-            if (
-                use.num_layers < 1
-                or len(use.devices) != use.tp * len(use.shares)
-                or min(use.shares, default=0) < 1
-                or sum(use.shares) != plan.size
-                or use.tp not in self.tps
-                or len(use.shares) > (limits.max_dp or len(use.shares))
-                or any(len({node_of[device] for device in group}) > 1 for group in groups)
-            ):
-                return None
         shares = [use.shares for use in plan.uses]
-        sizes = limits.micro_batch_sizes
-        if sizes is not None and not {count for row in shares for count in row} <= set(sizes):
-            return None
         even = len({len(row) for row in shares}) == len({n for row in shares for n in row}) == 1
-        ends = [0, *accumulate(use.num_layers for use in plan.uses)]
-        return Strategy(
+        strategy = Strategy(
             stages=tuple(
                 Stage(
                     first_layer=first,
                     end_layer=end,
-                    options=StageOptions(
-                        tp=use.tp, dp=len(use.shares), recompute=use.recompute, zero=plan.zero
-                    ),
+                    options=_options(use, plan.zero),
                     shares=None if even else use.shares,
                 )
-                for use, (first, end) in zip(plan.uses, pairwise(ends), strict=True)
+                for use, (first, end) in zip(plan.uses, pairwise(plan.bounds), strict=True)
             ),
             micro_batch_size=shares[0][0] if even else plan.size,
-            num_micro_batches=steps,
+            num_micro_batches=self.experiment.global_batch_size // plan.size,
             placement=tuple(device for use in plan.uses for device in use.devices),
         )
+        refusal = self.experiment.traits.why_not([stage.options for stage in strategy.stages])
+        return strategy if refusal is None else None
 
-    def value(self, plan: Plan) -> tuple[float, Estimate | None]:
-        """Return the logarithm of the time, more where memory lacks; infinite if forbidden."""
-        strategy = self.strategy(plan)
-        if strategy is None:
-            return math.inf, None
-        estimate = self.cost_model.estimate(strategy)
+    def _allows(self, plan: Plan) -> bool:
+        """Return whether limits and runtime allow the plan as a whole."""
+        experiment, pp = self.experiment, len(plan.uses)
+        num_devices = sum(len(use.devices) for use in plan.uses)
+        return (
+            pp <= (experiment.limits.max_pp or pp)
+            and (pp == 1 or experiment.traits.why_no_grid(1, pp) is None)
+            and plan.zero in self.zeros(pp)
+            and plan.size > 0
+            and experiment.global_batch_size % plan.size == 0
+            and (experiment.may_idle or num_devices == experiment.cluster.num_devices)
+        )
+
+    def _runs(self, use: Use, size: int) -> bool:
+        """Return whether limits, nodes and model allow a stage."""
+        experiment, node_of = self.experiment, self.experiment.cluster.node_of_device
+        limits = experiment.limits
+        groups = [use.devices[at : at + use.tp] for at in range(0, len(use.devices), use.tp)]
+        return (
+            use.num_layers > 0
+            and len(use.devices) == use.tp * len(use.shares)
+            and min(use.shares, default=0) > 0
+            and sum(use.shares) == size
+            and use.tp in self.tps
+            and len(use.shares) <= (limits.max_dp or len(use.shares))
+            and set(use.shares) <= set(limits.micro_batch_sizes or use.shares)
+            and all(len({node_of[device] for device in group}) == 1 for group in groups)
+            and use.divides_tokens in self._divides_tokens(use.tp)
+        )
+
+    @memoised
+    def _divides_tokens(self, tp: int) -> tuple[bool, ...]:
+        """Return whether stages of a tp may use sequence parallelism, and whether they must not."""
+        able = self.experiment.stage_options(tp, 1).sequence_parallel
+        return (False, True) if able else (False,)
+
+    def value(self, plan: Plan, limit: float, *, safe: bool) -> float:
+        """Return the logarithm of the time, more where memory lacks; infinite if forbidden.
+
+        Args:
+            plan: Any plan.
+            limit: Larger values may be returned as infinite.
+            safe: Whether plans that may run out of memory count as lacking it.
+        """
+        if plan not in self._values:
+            strategy = self.strategy(plan)
+            if strategy is None:
+                return math.inf
+            costs = self._stage_costs(plan)
+            if not self.cost_model.may_take(costs, plan.bounds, math.exp(limit)):
+                return math.inf
+            self._keep(plan, self.cost_model.estimate_from(costs, strategy))
+        lacks, estimate = self._values[plan]
+        able = estimate.feasible and not (safe and is_risky(estimate))
+        return math.log(estimate.iteration_time_s) + (0.0 if able else 0.05 + 2 * lacks)
+
+    def _keep(self, plan: Plan, estimate: Estimate) -> None:
+        """Note an estimate, and the plan if it is the fastest of its kind."""
         pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
         lacks = max(0.0, max(peak / limit for peak, limit in pairs) - 1)
-        able = estimate.feasible and not (self.safe and is_risky(estimate))
-        penalty = 0.0 if able else 0.05 + 2 * lacks
-        return math.log(estimate.iteration_time_s) + penalty, estimate if able else None
+        self._values[plan] = lacks, estimate
+        for safe in (False, True):
+            able = estimate.feasible and not (safe and is_risky(estimate))
+            best_s = self.best[safe].iteration_time_s if safe in self.best else math.inf
+            if able and estimate.iteration_time_s < best_s:
+                self.best[safe] = estimate
 
-    def best(self, starts: Sequence[Strategy], *, seed: int, num_steps: int) -> Estimate | None:
-        """Return the fastest plan of a run from each start, and of one from a random plan."""
+    def _stage_costs(self, plan: Plan) -> StageCosts:
+        """Return the costs of a plan's stages, whatever its cuts."""
+        key = plan.zero, tuple(replace(use, num_layers=1) for use in plan.uses)
+        if key not in self._costs:
+            if len(self._costs) >= MOST_CACHED:
+                self._costs.clear()
+            stages = PlacedStages(
+                options=[_options(use, plan.zero) for use in plan.uses],
+                devices=np.array([device for use in plan.uses for device in use.devices]),
+                shares=[use.shares for use in plan.uses],
+                num_micro_batches=self.experiment.global_batch_size // plan.size,
+            )
+            self._costs[key] = self.cost_model.stage_costs(stages)
+        return self._costs[key]
+
+    def run(self, starts: Sequence[Strategy], *, seed: int, num_steps: int, restarts: int) -> None:
+        """Anneal from some strategies and from random ones, then from the best plans so far.
+
+        Args:
+            starts: Strategies to begin with.
+            seed: Seed of all moves.
+            num_steps: Moves of each run.
+            restarts: Random strategies to begin with.
+        """
         rng = random.Random(seed)
-        best: Estimate | None = None
-        for start in (*map(Plan.of, starts), self._random(rng)):
-            plan, (value, estimate) = start, self.value(start)
-            for step in range(num_steps):
-                if estimate is not None and (
-                    best is None or estimate.iteration_time_s < best.iteration_time_s
-                ):
-                    best = estimate
-                heat = HOTTEST * (COLDEST / HOTTEST) ** (step / num_steps)
-                moved = self._moved(plan, rng)
-                after, judged = (math.inf, None) if moved is None else self.value(moved)
-                if moved is not None and (
-                    after <= value or rng.random() < math.exp((value - after) / heat)
-                ):
-                    plan, value, estimate = moved, after, judged
-        return best
+        for plan in map(Plan.of, starts):
+            self._anneal(plan, rng, num_steps, safe=False)
+        for number in range(restarts):
+            safe = bool(number % 2)
+            self._anneal(self._random(rng), rng, num_steps, safe=safe and self._is_tight)
+        for safe in (False, True) if self._is_tight else (False,):
+            if safe in self.best:
+                plan = Plan.of(self.best[safe].strategy)
+                self._anneal(plan, rng, num_steps, safe=safe, hottest=HOTTEST / 5)
+
+    @property
+    def _is_tight(self) -> bool:
+        """Whether the fastest plan so far may run out of memory."""
+        return False not in self.best or is_risky(self.best[False])
+
+    def _anneal(
+        self,
+        plan: Plan,
+        rng: random.Random,
+        num_steps: int,
+        *,
+        safe: bool,
+        hottest: float = HOTTEST,
+    ) -> None:
+        value = self.value(plan, math.inf, safe=safe)
+        for step in range(num_steps):
+            heat = hottest * (COLDEST / hottest) ** (step / num_steps)
+            limit = value - heat * math.log(1 - rng.random())
+            moved = self._moved(plan, rng)
+            if moved is not None and (after := self.value(moved, limit, safe=safe)) <= limit:
+                plan, value = moved, after
 
     def _random(self, rng: random.Random) -> Plan:
-        """Return a plan with all layers on one device."""
-        device = rng.randrange(self.experiment.cluster.num_devices)
-        batch = self.experiment.global_batch_size
-        use = Use(
-            num_layers=self.experiment.model.num_layers,
-            devices=(device,),
-            tp=1,
-            shares=(rng.choice(_divisors(batch)),),
-            recompute=rng.choice(self.recomputes),
+        """Return a plan with random stages; they may be forbidden."""
+        experiment, cluster = self.experiment, self.experiment.cluster
+        node_rank = [rng.random() for _ in cluster.nodes]
+        devices = sorted(
+            range(cluster.num_devices), key=lambda device: node_rank[cluster.node_of_device[device]]
         )
-        return Plan(uses=(use,), zero=rng.choice(group_zero_choices(self.experiment)))
+        if experiment.may_idle and rng.random() < 0.5:
+            devices = devices[: rng.randrange(len(devices)) + 1]
+        most = min(len(devices), experiment.model.num_layers, experiment.limits.max_pp or 4)
+        pp = rng.randint(1, most)
+        ends = (0, *sorted(rng.sample(range(1, len(devices)), pp - 1)), len(devices))
+        layers = experiment.model.num_layers
+        inner = sorted(rng.sample(range(1, layers), pp - 1))
+        zeros = self.zeros(pp) or (NO_ZERO,)
+        size = rng.choice(_divisors(experiment.global_batch_size))
+        blank = Use(
+            num_layers=1,
+            devices=(),
+            tp=1,
+            shares=(),
+            recompute=rng.choice(self.recomputes),
+            divides_tokens=False,
+        )
+        rows = zip(pairwise(ends), pairwise((0, *inner, layers)), strict=True)
+        uses = tuple(
+            self._spread(
+                replace(blank, num_layers=end - first, tp=rng.choice(self.tps)),
+                tuple(devices[low:high]),
+                size,
+                rng,
+            )
+            for (low, high), (first, end) in rows
+        )
+        plan = Plan(uses=uses, zero=rng.choice(zeros))
+        return self._recut(plan) or plan
 
     def _moved(self, plan: Plan, rng: random.Random) -> Plan | None:
         """Return a random neighbour of a plan; None if the move does not exist."""
@@ -204,7 +337,8 @@ class Annealing:
             self._merge,
             self._order,
             self._size,
-            self._options,
+            self._choose,
+            self._choose,
         )
         move = rng.choice(moves)
         moved = move(plan, rng)
@@ -217,16 +351,18 @@ class Annealing:
 
     def _recut(self, plan: Plan) -> Plan | None:
         """Return the plan with good cuts; None if it is forbidden."""
-        strategy = self.strategy(plan)
-        if strategy is None:
+        if self.strategy(plan) is None:
             return None
-        costs = self.cost_model.stage_costs(PlacedStages.of_strategy(strategy))
-        ends = best_bounds(self.experiment, costs)
+        ends = self._good_bounds(plan.zero, tuple(replace(use, num_layers=1) for use in plan.uses))
         uses = (
             replace(use, num_layers=end - first)
             for use, (first, end) in zip(plan.uses, pairwise(ends), strict=True)
         )
         return replace(plan, uses=tuple(uses))
+
+    @memoised
+    def _good_bounds(self, zero: Zero, uses: tuple[Use, ...]) -> tuple[int, ...]:
+        return best_bounds(self.experiment, self._stage_costs(Plan(uses=uses, zero=zero)))
 
     def _cut(self, plan: Plan, rng: random.Random) -> Plan | None:
         """Move layers from one stage to another, so that all cuts between them shift."""
@@ -331,7 +467,7 @@ class Annealing:
             )
         ]
         rng.shuffle(halves)
-        return replace(plan, uses=(*plan.uses[:index], *halves, *plan.uses[index + 1 :]))
+        return self._with_uses(plan, (*plan.uses[:index], *halves, *plan.uses[index + 1 :]), rng)
 
     def _merge(self, plan: Plan, rng: random.Random) -> Plan | None:
         """Join two neighbouring stages."""
@@ -341,7 +477,12 @@ class Annealing:
         one, other = plan.uses[index : index + 2]
         joined = replace(one, num_layers=one.num_layers + other.num_layers)
         whole = self._spread(joined, one.devices + other.devices, plan.size, rng)
-        return replace(plan, uses=(*plan.uses[:index], whole, *plan.uses[index + 2 :]))
+        return self._with_uses(plan, (*plan.uses[:index], whole, *plan.uses[index + 2 :]), rng)
+
+    def _with_uses(self, plan: Plan, uses: tuple[Use, ...], rng: random.Random) -> Plan:
+        """Return the plan with other stages, and a ZeRO setting that their number allows."""
+        zeros = self.zeros(len(uses)) or (plan.zero,)
+        return Plan(uses=uses, zero=plan.zero if plan.zero in zeros else rng.choice(zeros))
 
     def _order(self, plan: Plan, rng: random.Random) -> Plan | None:
         """Swap two stages, with their layers or without."""
@@ -362,12 +503,18 @@ class Annealing:
         uses = tuple(self._spread(use, use.devices, size, rng) for use in plan.uses)
         return replace(plan, uses=uses)
 
-    def _options(self, plan: Plan, rng: random.Random) -> Plan | None:
-        """Change the recompute of a stage, or the ZeRO setting."""
-        if rng.random() < 0.3:
-            return replace(plan, zero=rng.choice(group_zero_choices(self.experiment)))
-        index = rng.randrange(len(plan.uses))
-        return _with(plan, index, recompute=rng.choice(self.recomputes))
+    def _choose(self, plan: Plan, rng: random.Random) -> Plan | None:
+        """Change recompute or sequence parallelism of a stage or of all, or the ZeRO setting."""
+        index, chance = rng.randrange(len(plan.uses)), rng.random()
+        if chance < 0.3:
+            return replace(plan, zero=rng.choice(self.zeros(len(plan.uses)) or (plan.zero,)))
+        if chance < 0.4:
+            return _with(plan, index, divides_tokens=not plan.uses[index].divides_tokens)
+        recompute = rng.choice(self.recomputes)
+        recompute = recompute.whole if chance < 0.7 else recompute
+        if chance < 0.55:
+            return replace(plan, uses=tuple(replace(use, recompute=recompute) for use in plan.uses))
+        return _with(plan, index, recompute=recompute)
 
     def _spread(self, use: Use, devices: tuple[int, ...], size: int, rng: random.Random) -> Use:
         """Return a stage on other devices, its samples divided by speed or evenly."""
@@ -385,7 +532,19 @@ class Annealing:
         for _ in range(size - len(shares)):
             times = [(count + 1) / speed for count, speed in zip(shares, speeds, strict=True)]
             shares[times.index(min(times))] += 1
-        return replace(use, devices=devices, tp=tp, shares=tuple(shares))
+        able = self._divides_tokens(tp)
+        divides = use.divides_tokens if use.tp == tp and use.tp > 1 else able[-1]
+        return replace(use, devices=devices, tp=tp, shares=tuple(shares), divides_tokens=divides)
+
+
+def _options(use: Use, zero: Zero) -> StageOptions:
+    return StageOptions(
+        tp=use.tp,
+        dp=len(use.shares),
+        recompute=use.recompute,
+        zero=zero,
+        sequence_parallel=use.divides_tokens,
+    )
 
 
 def _with(plan: Plan, index: int, **fields: object) -> Plan:
@@ -396,42 +555,3 @@ def _with(plan: Plan, index: int, **fields: object) -> Plan:
 
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def small_mixed_experiment(seed: int, *, most_devices: int = 12) -> Experiment:
-    """Draw an experiment on two to four kinds of nodes with few devices."""
-    rng = random.Random(seed)
-    rows = list(_rows(rng, most_devices))
-    link = ""
-    if rng.random() < 0.25:
-        low, high = sorted(rng.sample(range(len(rows)), 2))  # each row has a node or more
-        gbit_per_s = rng.choice((1, 5, 100))
-        link = f"  links: [{{between: [node{low}, node{high}], gbit_per_s: {gbit_per_s}}}]\n"
-    hidden = rng.choice((1024, 2048, 3072))
-    model = (
-        f"family: gpt2, num_layers: {rng.choice((6, 12, 24))}, hidden_size: {hidden}, "
-        f"num_heads: {rng.choice((8, 16))}, sequence_length: {rng.choice((512, 1024, 2048))}, "
-        f"vocab_size: {rng.choice((8192, 51200))}, "
-        f"tied_embedding: {rng.choice(('true', 'false'))}"
-    )
-    return experiment_from(
-        f"name: small\nmodel: {{{model}}}\ncluster:\n  nodes:\n" + "\n".join(rows) + f"\n{link}"
-        f"recompute: {rng.choice(('none', 'full', 'auto'))}\n"
-        f"runtime: {rng.choice(('deepspeed', 'torch'))}\n"
-        f"global_batch_size: {rng.choice((8, 12, 16, 24, 32, 60))}\n"
-        "search: {space: heterogeneous}\n"
-    )
-
-
-def _rows(rng: random.Random, most_devices: int) -> Iterator[str]:
-    """Yield the nodes of a cluster, two or more."""
-    spare = most_devices
-    for device in rng.sample(DEVICES, rng.choice((2, 2, 3, 3, 4))):
-        slots, count = rng.choice((1, 2, 2, 4)), rng.choice((1, 1, 2))
-        if slots * count <= spare:
-            spare -= slots * count
-            yield (
-                f"    - {{count: {count}, device: {device}, slots: {slots}, "
-                f"intra_gbit_per_s: {rng.choice((50, 100, 400, 1200))}, "
-                f"inter_gbit_per_s: {rng.choice((5, 10, 25, 100))}}}"
-            )

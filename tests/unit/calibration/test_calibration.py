@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 from amp_ray.calibration import Calibration, Choice, apply_calibration, calibrate, transferable
-from amp_ray.calibration.intervals import FIRST_MET, WIDTH, log_shifts, tie_errors, with_intervals
+from amp_ray.calibration.intervals import (
+    WIDTH,
+    log_shifts,
+    prior_uncertainty,
+    tie_errors,
+    with_intervals,
+)
 from amp_ray.calibration.predictions import PRIOR, Predictor
 from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.cost.model import CostModel
@@ -214,7 +220,27 @@ def test_intervals_are_as_wide_as_the_constants_are_uncertain(
     common = Uncertainty(names=(PROGRAM_SCALE,), covariance=((0.04,),))
     expected = [math.hypot(error, 0.2)] * 3
     assert sigmas(replace(small, uncertainty=common), strategies[:3]) == pytest.approx(expected)
-    assert min(sigmas(small, strategies[:3])) > math.hypot(error, FIRST_MET)
+    assert min(sigmas(small, strategies[:3])) > math.hypot(error, 0.05)
+
+
+def prior(name: str, *changes: tuple[str, str]) -> float:
+    """Return the prior sigma of a constant on the small experiment with changes of its text."""
+    uncertainty = prior_uncertainty(small_experiment(*changes))
+    index = uncertainty.names.index(name)
+    return math.sqrt(uncertainty.covariance[index][index])
+
+
+def test_what_was_measured_elsewhere_is_known_better() -> None:
+    on_unmeasured_board = ("device: T4", "device: L4")
+    assert prior(PROGRAM_SCALE) < prior(PROGRAM_SCALE, on_unmeasured_board)
+    stated = ("device: T4", "device: A100-80")
+    default = ("device: T4, slots: 2, intra_gbit_per_s: 50", "device: A100-80, slots: 2")
+    assert prior("intra_efficiency", default) < prior("intra_efficiency", stated) / 2
+
+
+def test_latencies_of_a_guessed_protocol_are_known_less() -> None:
+    stated = ("inter_gbit_per_s: 10", "inter_gbit_per_s: 10, protocol: tcp")
+    assert prior("latency_scale", stated) <= prior("latency_scale") / 2
 
 
 def test_trials_narrow_intervals_and_a_transfer_widens_what_it_does_not_know(

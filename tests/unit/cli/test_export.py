@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from amp_ray.inputs.yaml_text import parse_yaml
 from support.commands import Run
+from support.nccl_log import nccl_log
 
 LLAMA = (
     *("--set", "model.family=llama", "--set", "runtime=megatron-core"),
@@ -153,3 +155,29 @@ def test_a_folder_that_is_no_study_says_so(amp_ray: Run, tmp_path: Path) -> None
     ended = amp_ray("export", tmp_path, "--to", "csv")
     assert ended.code == 2
     assert "no study with a result" in ended.err
+
+
+def test_logs_of_nccl_tests_become_keys_of_a_node(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    inside, outside = tmp_path / "inside.log", tmp_path / "outside.log"
+    times = [(2**power, 16 + 2**power / 2e4) for power in range(10, 28)]
+    inside.write_text(nccl_log("all_reduce", ["a"] * 2, times), encoding="utf-8")
+    outside.write_text(nccl_log("all_gather", ["a", "b"], times), encoding="utf-8")
+    ended = amp_ray("import", "nccl-tests", inside, outside)
+    assert ended.code == 0
+    keys = parse_yaml(ended.out, file="keys").values
+    assert keys["intra_gbit_per_s"] == pytest.approx(200, rel=0.05)
+    settings = [
+        option
+        for key, value in keys.items()
+        for option in ("--set", f"cluster.nodes.0.{key}={value}")
+    ]
+    assert amp_ray("plan", small, *settings).code == 0
+    file = tmp_path / "links.yaml"
+    assert amp_ray("import", "nccl-tests", inside, outside, "-o", file).code == 0
+    assert file.read_text(encoding="utf-8") == ended.out
+    inside.write_text("no log", encoding="utf-8")
+    refused = amp_ray("import", "nccl-tests", inside)
+    assert (refused.code, refused.out) == (2, "")
+    assert "inside.log: found lines '# Rank N" in refused.err

@@ -41,7 +41,7 @@ def test_json_of_plan(amp_ray: Run, small: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.json.keys() >= {
         *("schema", "experiment", "cost_model", "searched", "num_candidates", "num_feasible"),
-        *("num_left_out", "search_s", "lower_bound_s", "ranking"),
+        *("num_left_out", "search_s", "lower_bound_s", "fastest_s", "ranking"),
     }
     assert (ended.json["schema"], ended.json["num_candidates"]) == (1, 16)
     target = tmp_path / "plan.json"
@@ -70,6 +70,7 @@ def test_by_default_all_that_the_runtime_can_combine_is_searched(
     assert searched == sorted([*degrees, "cp", "recompute", "virtual_stages", "zero_stage"])
     only = amp_ray("plan", path, "--json", "--only", "tp, dp,pp").json
     assert only["searched"] == degrees
+    assert not any(row["strategy"].get("sequence_parallel") for row in only["ranking"])
     alone = amp_ray("plan", path, "--json", "--only", "pp").json["ranking"]
     assert {(row["strategy"]["tp"], row["strategy"]["dp"]) for row in alone} == {(1, 1)}
     ended = amp_ray("plan", path, "--only", "tp,width")

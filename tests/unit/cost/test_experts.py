@@ -123,12 +123,14 @@ def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
     assert found[0].peak_memory_bytes < found[1].peak_memory_bytes
 
 
-@pytest.mark.parametrize(("gbit_per_s", "gbyte_per_s"), [(800, 100), (2000, 203)])
-def test_an_all_to_all_within_a_node_keeps_what_is_its_own(
-    gbit_per_s: int, gbyte_per_s: int
-) -> None:
-    """A rank sends three quarters of its bytes: over the stated link, or as A100 was measured."""
-    experiment = experiment_from(MOE.replace("gbit_per_s: 2000", f"gbit_per_s: {gbit_per_s}"))
+@pytest.mark.parametrize(
+    ("link", "gbyte_per_s"),
+    [("intra_gbit_per_s: 2000, ", 250), ("", 203)],
+    ids=["stated", "of the board"],
+)
+def test_an_all_to_all_within_a_node_keeps_what_is_its_own(link: str, gbyte_per_s: int) -> None:
+    """A rank sends three quarters of its bytes: at the stated rate, or as A100 was measured."""
+    experiment = experiment_from(MOE.replace("intra_gbit_per_s: 2000, ", link))
     topology = CostModel(experiment=experiment).topology
     path = topology.exchange([[0, 1, 2, 3], [4, 5, 6, 7]])
     assert path.bytes_per_s == pytest.approx(gbyte_per_s * 1e9 * 4 / 3)
@@ -138,7 +140,7 @@ def test_an_all_to_all_within_a_node_keeps_what_is_its_own(
 def test_an_all_to_all_across_nodes_shares_the_interface() -> None:
     topology = CostModel(experiment=EXPERIMENT).topology
     path = topology.exchange([list(range(8))])
-    rate = 200 * GIGABIT * topology.constants.nic_efficiency
+    rate = topology.best_inter_bytes_per_s
     assert path.bytes_per_s == pytest.approx(rate / 4 * 8 / 4)
     alone = topology.exchange([[0, 4]])
     assert alone.bytes_per_s == pytest.approx(rate * 2)
@@ -153,7 +155,7 @@ def _sent(groups: Sequence[Sequence[int]]) -> Counter[int]:
 def test_an_all_to_all_takes_what_leaves_the_busiest_node(groups: list[list[int]]) -> None:
     topology = CostModel(experiment=EXPERIMENT).topology
     path, size = topology.exchange(groups), len(groups[0])
-    least_s = max(_sent(groups).values()) / (200 * GIGABIT * topology.constants.nic_efficiency)
+    least_s = max(_sent(groups).values()) / topology.best_inter_bytes_per_s
     assert size / path.bytes_per_s == pytest.approx(least_s)
 
 

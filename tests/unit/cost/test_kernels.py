@@ -74,8 +74,18 @@ def test_compiled_and_plain_earliest_starts_agree() -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_compiled_and_plain_most_like_blocks_agree(chunks: int) -> None:
-    each = kernels.LikeBlocks(kept_again=2.0, kept=5.0, parameters=3.0, temporary=4.0, crossing=1.0)
+@pytest.mark.parametrize("keeps_ends_once", [False, True])
+def test_compiled_and_plain_most_like_blocks_agree(chunks: int, *, keeps_ends_once: bool) -> None:
+    each = kernels.LikeBlocks(
+        kept_again=2.0,
+        kept=5.0,
+        parameters=3.0,
+        temporary=4.0,
+        temporary_again=4.5,
+        crossing=1.0,
+        num_others=1,
+        keeps_ends_once=keeps_ends_once,
+    )
     stages = np.array([STAGE, STAGE])
     found = []
     for limit in (10.0, 160.0, 250.0, 1000.0):

@@ -7,10 +7,12 @@ from amp_ray.clusters.device import Device
 from amp_ray.cost.verdict import (
     OUT_OF_MEMORY,
     OVER_TIME_LIMIT,
+    RISKY_PROBABILITY,
     WITHOUT_PARAMETERS,
     Judge,
     Verdict,
     exceeds_probability,
+    safe_memory_fraction,
 )
 from amp_ray.models.model import Layer, Model
 from amp_ray.runtimes.traits import RuntimeTraits
@@ -93,3 +95,11 @@ def test_chance_follows_the_lognormal_error() -> None:
 
 def test_what_needs_nothing_exceeds_nothing() -> None:
     assert exceeds_probability(0.0, 0.1) == 0.0
+
+
+@pytest.mark.parametrize("memory_error", [0.02, 0.08, 0.3])
+def test_the_most_memory_of_a_safe_strategy_is_just_not_risky(memory_error: float) -> None:
+    fraction = safe_memory_fraction(Constants(memory_error=memory_error))
+    risk = exceeds_probability(fraction, memory_error)
+    assert risk < RISKY_PROBABILITY
+    assert risk == pytest.approx(RISKY_PROBABILITY, rel=1e-6)

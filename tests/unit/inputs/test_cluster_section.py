@@ -47,8 +47,37 @@ def test_a_collectives_latency_is_that_of_a_message_unless_it_is_given() -> None
 
 def test_latencies_that_are_left_out_are_the_defaults() -> None:
     node = cluster().nodes[0]
-    assert node.intra.latency_s == DEFAULT_INTRA_LATENCY_S
-    assert node.inter.latency_s == DEFAULT_INTER_LATENCY_S
+    assert node.intra.latency_s == DEFAULT_INTRA_LATENCY_S["pcie"]
+    assert node.inter.latency_s == DEFAULT_INTER_LATENCY_S["tcp"]
+    assert (node.intra.fabric, node.inter.fabric) == ("pcie", "network")
+
+
+@pytest.mark.parametrize(
+    ("said", "protocol"),
+    [
+        ("device: T4, inter_gbit_per_s: 50", "tcp"),
+        ("device: V100-16, inter_gbit_per_s: 100", "tcp"),
+        ("device: V100-16, inter_gbit_per_s: 150", None),
+        ("device: V100-16, inter_gbit_per_s: 10, inter_latency_us: 40", None),
+        ("device: A100-80, inter_gbit_per_s: 100", None),
+        ("device: A100-80, inter_gbit_per_s: 200", "rdma"),
+        ("device: H100, inter_gbit_per_s: 3200", "rdma"),
+    ],
+)
+def test_board_and_rate_tell_a_protocol_where_the_file_measured_nothing(
+    said: str, protocol: str | None
+) -> None:
+    line = f"    - {{count: 2, slots: 2, {said}}}\n"
+    found = cluster(line).nodes[0]
+    assert found.inter.protocol == protocol
+    assert found.inter.assumed == (protocol is not None)
+
+
+def test_measured_collectives_count_where_the_file_states_nothing_of_the_link() -> None:
+    line = "    - {count: 2, slots: 2, device: H100, inter_gbit_per_s: 400}\n"
+    assert cluster(line).nodes[0].intra.board == "H100"
+    for stated in ("intra_gbit_per_s: 3600", "intra_latency_us: 3"):
+        assert cluster(line.replace("}", f", {stated}}}")).nodes[0].intra.board == ""
 
 
 def test_entries_may_differ() -> None:
@@ -190,14 +219,14 @@ def test_what_a_network_reaches_follows_from_its_protocol(
 @pytest.mark.parametrize(
     ("said", "step_us", "message_us"),
     [
-        ("protocol: efa", 75, 25),
-        ("protocol: efa, inter_collective_us: 60", 60, 25),
-        ("protocol: rdma", 25, 25),
+        ("protocol: efa", 60, 60),
+        ("protocol: efa, inter_collective_us: 70", 70, 60),
+        ("protocol: rdma", 5, 5),
+        ("protocol: rdma, inter_latency_us: 10", 10, 10),
+        ("protocol: tcp", 25, 25),
     ],
 )
-def test_a_collective_s_step_is_longer_where_the_protocol_says_so(
-    said: str, step_us: float, message_us: float
-) -> None:
+def test_a_protocol_has_a_latency_of_its_own(said: str, step_us: float, message_us: float) -> None:
     link = one(f"inter_gbit_per_s: 3200, {said}").inter
     assert link.step_s == pytest.approx(step_us * 1e-6)
     assert link.latency_s == pytest.approx(message_us * 1e-6)

@@ -285,6 +285,13 @@ def test_what_is_not_counted_is_told() -> None:
     assert read(MIXTRAL).not_counted == ()
 
 
+def test_a_sequence_length_of_the_configuration_is_stated() -> None:
+    (text,) = read(MIXTRAL).assumed
+    assert text.startswith(f"sequence_length {MIXTRAL['max_position_embeddings']}, the most of")
+    section = ModelSection(config="config.json", sequence_length=4096)
+    assert model_shape(section, json.dumps(MIXTRAL)).assumed == ()
+
+
 def test_windows_follow_the_configuration() -> None:
     assert read(GPT_OSS_20B).attention_windows == (128, 0) * 12
     assert read(GEMMA2_9B).attention_windows == (4096, 0)

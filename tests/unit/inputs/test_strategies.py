@@ -238,6 +238,7 @@ def test_stages_set_recompute_by_themselves() -> None:
             "bounds: found 0 2 4; expected 0 to 5, the number of the model's layers",
         ),
         ({"dp": None}, "dp: key is missing; a strategy without bounds and stages needs it"),
+        ({"token_slices": [[2, [5, 3]]]}, "token_slices: slices need cuts; add bounds"),
     ],
 )
 def test_a_strategy_of_another_experiment_is_refused(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import amp_ray as amp
+from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.strategies import strategy_to_json
 from amp_ray.report.page import abridged, measured_lanes, page, plan_record, study_record
 from amp_ray.runtime.planning import plan_experiment
@@ -172,6 +173,17 @@ def test_the_page_leads_with_a_sentence() -> None:
         page_record["lead"],
     )
     assert page_record["lead"].endswith(f"{ends}.")
+
+
+def test_the_sentence_says_why_a_plan_is_not_the_fastest() -> None:
+    planned = plan_experiment(experiment_from(SMALL), num_rows=4, progress=lambda _done, _all: None)
+    first, second, *rest = planned.ranking.results
+    assert isinstance(first, Estimate)
+    assert isinstance(second, Estimate)
+    slower = replace(first, iteration_time_s=second.iteration_time_s * 1.01)
+    ranking = replace(planned.ranking, results=(slower, second, *rest), num_near=2)
+    lead = plan_record(replace(planned, ranking=ranking), source="a.yaml")["lead"]
+    assert "; the plainest of 2 within 2 % of the fastest; " in lead
 
 
 def passes(num_micro_batches: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.report.tables import ResultsTable, is_in_order, layers_text, places_text, ranking_table
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.ranking import Ranking, rank
+from amp_ray.search.ranking import Ranking, plainest_first, rank
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
@@ -134,6 +134,21 @@ def test_ties_are_marked_and_explained() -> None:
     assert "=2" in text
     assert "=3" not in text
     assert "= the first 2 are ties, closer than the model can tell apart\n" in text
+
+
+def test_a_first_row_that_is_not_the_fastest_is_explained() -> None:
+    def with_cp(plan: Estimate) -> Estimate:
+        stage = plan.strategy.stages[0]
+        stages = (replace(stage, options=replace(stage.options, cp=2)),)
+        return replace(plan, strategy=replace(plan.strategy, stages=stages, placement=(0, 1)))
+
+    plain, fastest, slower = bare(1.01), with_cp(bare(1.0)), bare(1.015, (0, 4, 9))
+    ranked = plainest_first(rank([plain, fastest, slower], relative_error=0.06))
+    assert "# 1: the plainest of 3 within 2 % of the fastest, 1 s\n" in shown(ranked)
+    ordered = plainest_first(rank([bare(0.999), fastest, slower], relative_error=0.06))
+    assert "the first 3, within 2 % of the fastest: the plainest first\n" in shown(ordered)
+    alone = plainest_first(rank([fastest, bare(1.03)], relative_error=0.06))
+    assert "plainest" not in shown(alone)
 
 
 def test_a_model_without_an_error_has_ties_of_equal_time_only() -> None:

@@ -3,9 +3,10 @@ from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.candidate_queue import CandidateQueue, fastest_pipelines
+from amp_ray.search.candidate_queue import CandidateQueue, RowLimit, fastest_pipelines
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates
+from amp_ray.search.ranking import NEAR_FRACTION, SHOWN_SLACK
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import Recompute
@@ -105,13 +106,24 @@ def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
 
 
 def test_the_number_may_shrink_until_there_are_as_many_rows_as_wanted() -> None:
-    found = CandidateQueue((), replace(optional(), num_rows=2))
+    found = CandidateQueue((), replace(optional(), num_rows=2), SearchEffort(num_early=2))
     assert (found.num, found.may_shrink) == (5, True)
     found.add(0, estimate(2, 1.5))
     assert (found.num, found.may_shrink) == (5, True)
     found.add(1, estimate(3, 1.9))
     assert not found.may_shrink
     assert found.num < 5
+
+
+def test_strategies_near_the_fastest_count_however_few_rows_are_wanted() -> None:
+    limit = RowLimit(2)
+    for number, time_s in enumerate((1.001, 1.0, 1.0005)):
+        limit.add(estimate(number, time_s))
+    assert limit.seconds == 1.0 * (1 + NEAR_FRACTION)
+    slow = RowLimit(2)
+    slow.add(estimate(0, 1.0))
+    slow.add(estimate(1, 2.0))
+    assert slow.seconds == 2.0 * (1 + SHOWN_SLACK)
 
 
 def test_workers_stop_where_one_process_stops() -> None:

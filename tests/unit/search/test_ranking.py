@@ -1,9 +1,21 @@
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from amp_ray.cost.estimate import Cost, Estimate, Infeasible, Reason, Result
-from amp_ray.search.ranking import Ranking, rank, reasons_text, why_none, with_more_ties
+from amp_ray.search.ranking import (
+    Ranking,
+    plainest_first,
+    plainest_text,
+    rank,
+    reasons_text,
+    why_none,
+    with_more_ties,
+)
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 
@@ -115,6 +127,110 @@ def test_of_times_that_are_shown_alike_the_plainest_comes_first() -> None:
     given = [piped, plain, faster]
     assert rank(given, relative_error=0.06).results == (faster, plain, piped)
     assert rank(given).results == (faster, piped, plain)
+
+
+# ------------------------------------------------------------------------- the plainest first
+
+
+def made(
+    seconds: float, *, cp: int = 1, ep: int = 1, chunks: int = 1, probability: float = 0.0
+) -> Estimate:
+    options = StageOptions(tp=1, dp=4, cp=cp, ep=ep)
+    candidate = Candidate(
+        micro_batch_size=1, options=options, pp=2, num_micro_batches=4, virtual_stages=chunks
+    )
+    plan = Strategy.uniform(candidate, (0, 4, 8))
+    return replace(estimate(seconds), strategy=plan, failure_probability=probability)
+
+
+def plainest(*given: Estimate, relative_error: float = 0.06) -> Ranking:
+    rankings = {
+        plainest_first(rank(order, relative_error=relative_error))
+        for order in itertools.permutations(given)
+    }
+    assert len(rankings) == 1
+    return rankings.pop()
+
+
+def test_of_strategies_near_the_fastest_the_plainest_comes_first() -> None:
+    fastest, near = made(1.0, cp=2, chunks=2), made(1.019)
+    between, apart = made(1.01, cp=2), made(1.021)
+    ranking = plainest(fastest, near, between, apart)
+    assert ranking.results == (near, between, fastest, apart)
+    assert (ranking.best, ranking.fastest) == (near, fastest)
+    assert (ranking.num_near, ranking.num_tied) == (3, 4)
+    assert plainest_text(ranking) == "the plainest of 3 within 2 % of the fastest"
+
+
+def test_strategies_as_plain_as_the_fastest_follow_by_time() -> None:
+    fastest, second = made(1.0), replace(made(1.01), strategy=estimate(1.0, pp=4).strategy)
+    ranking = plainest(second, fastest)
+    assert ranking.results == (fastest, second)
+    assert not plainest_text(ranking)
+
+
+def test_expert_parallelism_counts_above_what_the_fastest_has() -> None:
+    fastest, more, less = made(1.0, ep=2), made(1.005, ep=4), made(1.01)
+    assert plainest(fastest, more, less).results == (fastest, less, more)
+
+
+def test_a_risky_strategy_is_never_the_plainest() -> None:
+    fastest, risky_one = made(1.0, cp=2), made(1.01, probability=0.1)
+    assert plainest(fastest, risky_one).results == (fastest, risky_one)
+    assert plainest(replace(fastest, failure_probability=0.2), risky_one).num_near == 0
+
+
+def test_the_plainest_is_a_tie_of_the_fastest_however_small_the_error() -> None:
+    fastest, near, apart = made(1.0, cp=2), made(1.004), made(1.01)
+    ranking = plainest(fastest, near, apart, relative_error=0.005)
+    assert ranking.results == (near, fastest, apart)
+    assert (ranking.num_near, ranking.num_tied) == (2, 2)
+    assert plainest_text(ranking) == "the plainest of 2 within 0.5 % of the fastest"
+    assert plainest(fastest, near, relative_error=0.0).results == (fastest, near)
+
+
+def test_money_comes_before_plainness() -> None:
+    fast, plain = made(1.0, cp=2), made(1.01)
+    priced = [
+        replace(plan, cost=Cost(devices=money, egress=0.0))
+        for plan, money in ((fast, 1.0), (plain, 2.0))
+    ]
+    ranking = plainest_first(rank(priced, relative_error=0.06, objective="cost"))
+    assert ranking.results == tuple(priced)
+
+
+@given(
+    plans=st.lists(
+        st.builds(
+            made,
+            st.sampled_from((1.0, 1.0001, 1.005, 1.0199, 1.02, 1.0201, 1.05, 1.3)),
+            cp=st.sampled_from((1, 2)),
+            ep=st.sampled_from((1, 2, 4)),
+            chunks=st.sampled_from((1, 2)),
+            probability=st.sampled_from((0.0, 0.05, 0.1, 0.5)),
+        ),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda plan: plan.strategy,
+    ),
+    relative_error=st.sampled_from((0.01, 0.06, 0.3)),
+    seed=st.randoms(use_true_random=False),
+)
+def test_laws_of_the_plainest_first(
+    plans: list[Estimate], relative_error: float, seed: random.Random
+) -> None:
+    by_time = rank(plans, relative_error=relative_error)
+    ranking = plainest_first(by_time)
+    seed.shuffle(plans)
+    assert plainest_first(rank(plans, relative_error=relative_error)) == ranking
+    near, rest = ranking.results[: ranking.num_near], ranking.results[ranking.num_near :]
+    assert set(map(id, ranking.results)) == set(map(id, by_time.results))
+    assert rest == tuple(plan for plan in by_time.results if plan not in near)
+    assert ranking.fastest == by_time.fastest
+    assert ranking.num_near <= ranking.num_tied
+    safe_s = [plan.iteration_time_s for plan in plans if plan.failure_probability < 0.1]
+    limit_s = min(safe_s, default=0.0) * (1 + min(0.02, relative_error))
+    assert len(near) == sum(seconds <= limit_s + 1e-12 for seconds in safe_s)
 
 
 def test_the_front_of_time_and_money_is_of_safe_strategies() -> None:

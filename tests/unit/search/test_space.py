@@ -6,6 +6,7 @@ from amp_ray.inputs.experiment import Experiment, launchable_only
 from amp_ray.search.space import (
     candidates_of,
     group_candidates,
+    group_zero_choices,
     idle_candidates,
     optional_candidates,
     other_batches,
@@ -247,3 +248,15 @@ def test_dimensions_that_are_fixed_are_not_searched(keys: str, more: set[str]) -
     assert found == {"tp", "dp", "pp", "micro_batch_size"} - fixed | {
         name for name in more if not name.startswith("-")
     }
+
+
+@pytest.mark.parametrize(
+    ("runtime", "stages"),
+    [("torch", [0, 1]), ("deepspeed", [0, 1]), ("fsdp2", [3]), ("llm-foundry", [])],
+)
+def test_device_groups_have_the_zero_stages_of_pipelines(runtime: str, stages: list[int]) -> None:
+    experiment = small_experiment(
+        ("name: small", f"name: small\nruntime: {runtime}\nzero_stage: auto")
+    )
+    assert [zero.stage for zero in group_zero_choices(experiment)] == stages
+    assert bool(group_candidates(experiment)) == bool(stages)

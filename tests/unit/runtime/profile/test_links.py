@@ -3,8 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.collective import all_reduce_s, start_s
+from amp_ray.clusters.constants import Constants
+from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.topology import Topology
+from amp_ray.inputs.profiles.nccl_tests import Collective, NcclTest
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.profile.links import (
     LinkSample,
@@ -12,12 +14,14 @@ from amp_ray.runtime.profile.links import (
     constants_yaml,
     fit_link,
     link_reports,
+    links_of_tests,
+    links_yaml,
 )
 from amp_ray.trials.profile.points import LayerPoint, LinkPoint, link_points
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from support.experiments import small_experiment
 
-EXPERIMENT = small_experiment()
+EXPERIMENT = small_experiment(("{count:", "{intra_latency_us: 8, inter_latency_us: 25, count:"))
 START_S = start_s(EXPERIMENT.constants, EXPERIMENT.traits)
 INTRA = LinkPlace(scope="intra", devices="T4")
 INTER = LinkPlace(scope="inter", devices="T4")
@@ -93,7 +97,7 @@ def test_the_snippet_keeps_racks() -> None:
     text = cluster_yaml(racked, link_reports(records(INTRA), racked))
     rack, alone = parse_yaml(text, file="x").values["cluster"]["nodes"]
     assert (rack["count"], rack["slots"]) == (2, 2)
-    assert rack["rack"] == {"nodes": 2, "gbit_per_s": 30, "latency_us": 8}
+    assert rack["rack"] == {"nodes": 2, "gbit_per_s": 30, "latency_us": 5}
     assert rack["intra_gbit_per_s"] == alone["intra_gbit_per_s"] == pytest.approx(50, rel=0.01)
     assert "rack" not in alone
     place = LinkPlace(scope="rack", devices="T4")
@@ -242,3 +246,41 @@ def test_what_was_not_measured_is_not_told() -> None:
     together = fit_link([replace(sample, collective=True) for sample in samples(1e-4, 1e9)])
     assert together.latency_s == together.collective_latency_s == pytest.approx(1e-4, rel=1e-3)
     assert fit_link(samples(1e-4, 1e9)).collective_latency_s is None
+
+
+def _tested(collective: Collective, num_nodes: int, path: Path, num_ranks: int) -> NcclTest:
+    """Return a test that takes what the cost model counts."""
+    start = Constants().collective_start_s
+    sizes = [2**power for power in range(10, 30)]
+    timed = all_reduce_s if collective == "all_reduce" else all_gather_s
+    return NcclTest(
+        collective=collective,
+        num_ranks=num_ranks,
+        num_nodes=num_nodes,
+        times=tuple((size, timed(size, num_ranks, path, start)) for size in sizes),
+    )
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_links_of_nccl_tests_are_those_that_would_take_these_times(collective: Collective) -> None:
+    inside = Path(bytes_per_s=3e11 / (1 + 0.5 / 8), step_s=4e-6)
+    outside = Path(bytes_per_s=4e10, step_s=9e-6, num_nodes=4, tree_s=2 * 9e-6)
+    tests = [_tested(collective, 1, inside, 8), _tested(collective, 4, outside, 32)]
+    within, between = links_of_tests(tests, Constants())
+    assert within.gbit_per_s == pytest.approx(2400, rel=0.01)
+    assert within.collective_us == pytest.approx(4, rel=0.02)
+    assert between.gbit_per_s * Constants().nic_efficiency == pytest.approx(320, rel=0.01)
+    assert between.collective_us == pytest.approx(9, rel=0.02)
+    keys = parse_yaml(links_yaml((within, between)), file="x").values
+    assert list(keys)[::3] == ["intra_gbit_per_s", "inter_gbit_per_s"]
+
+
+def test_messages_of_nccl_tests_have_a_latency_of_their_own() -> None:
+    start = Constants().collective_start_s
+    times = tuple((2**power, start + 7e-6 + 2**power / 1e10) for power in range(10, 28))
+    test = NcclTest(collective="sendrecv", num_ranks=2, num_nodes=2, times=times)
+    (report,) = links_of_tests([test], Constants())
+    assert report.latency_us == pytest.approx(7, rel=0.02)
+    assert report.collective_us is None
+    text = links_yaml([report])
+    assert "inter_collective_us" not in text

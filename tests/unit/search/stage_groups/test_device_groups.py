@@ -1,5 +1,8 @@
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.clusters.device import CATALOGUE
 from amp_ray.search.effort import EFFORT
@@ -121,3 +124,19 @@ def test_very_many_devices_are_taken_in_parts_of_nodes() -> None:
     sizes = {end - first for ((_, first, end),) in graph.pieces}
     assert {1, 2, 8, 16} <= sizes
     assert not any(size % 2 for size in sizes if size > 1)
+
+
+@pytest.mark.parametrize("devices", [("T4", "V100-16"), ("T4", "V100-16", "P100-16", "A100-40")])
+def test_without_idle_devices_a_pipeline_takes_all(devices: tuple[str, ...]) -> None:
+    slots = 2 if len(devices) == 2 else 8
+    nodes = tuple(node(f"n{index}", device, slots) for index, device in enumerate(devices))
+    graph = device_graph(Cluster(nodes=nodes), idle=False)
+    assert graph.is_small == (slots == 2)
+    (final,) = graph.final_states
+    sizes: list[set[int]] = [set() for _ in range(graph.num_states)]
+    sizes[0] = {0}
+    for edge in np.argsort(graph.from_state, kind="stable").tolist():
+        size = sum(end - first for _, first, end in graph.pieces[edge])
+        before, after = int(graph.from_state[edge]), int(graph.to_state[edge])
+        sizes[after] |= {taken + size for taken in sizes[before]}
+    assert sizes[final] == {slots * len(devices)}
