@@ -467,10 +467,13 @@ class LayerCosts:
 
         If the runtime does not wait for all-reduces, they first use the time in which the device
         waits for the host. So do all-to-alls, if the host's part in them is known, except for those
-        of the forward pass that the host waits for: half of the bytes.
+        of the forward pass that the host waits for: half of the bytes. If they run beside another
+        micro-batch, both passes of a layer together hide as much as they compute.
         """
         ring, exchange = paths
         exchange_s = work.exchanges_s(rank, exchange)
+        if self.traits.overlaps_exchanges:
+            exchange_s = max(0.0, exchange_s - (compute.forward_s + compute.backward_s) / 2)
         forward_s, backward_s = (
             talk_s + work.restarts_s(direction, rank)
             for direction, talk_s in zip(PASSES, work.talk_s(rank, ring, compute), strict=True)
@@ -478,7 +481,7 @@ class LayerCosts:
         if not self.traits.waits_for_all_reduces:
             forward_s -= compute.forward_idle_s
             backward_s -= compute.backward_idle_s
-            if self.traits.routing_launches:
+            if self.traits.routing_launches and not self.traits.overlaps_exchanges:
                 waited_s = exchange_s / 2 if self.traits.waits_for_tokens else 0.0
                 return max(waited_s, forward_s + exchange_s), max(0.0, backward_s + exchange_s)
         return max(0.0, forward_s) + exchange_s, max(0.0, backward_s) + exchange_s

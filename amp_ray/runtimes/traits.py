@@ -235,6 +235,9 @@ class RuntimeTraits:
     # Those of them for which the device waits, because the host has just waited for it
     waiting_launches: int = 0
     waits_for_tokens: bool = False  # whether the host waits until tokens for experts have arrived
+    # Whether all-to-alls of one micro-batch run beside the computation of another: forward passes
+    # beside backward passes of the same layers
+    overlaps_exchanges: bool = False
     # Whether a token crosses the network once for all its experts of a node
     sends_tokens_once: bool = False
 

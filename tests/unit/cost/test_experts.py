@@ -183,9 +183,11 @@ def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
     assert far[1, -1] - near[1, -1] == pytest.approx(3 * 2 * each_s)
 
 
-def moe_layer_s(launch_s: float, path: Path, *, waits: bool | None) -> tuple[float, float]:
+def moe_layer_s(
+    launch_s: float, path: Path, *, waits: bool | None, overlaps: bool = False
+) -> tuple[float, float]:
     """Return the seconds of both passes of a block with experts, which has 28 kernels."""
-    traits = EXPERIMENT.traits
+    traits = replace(EXPERIMENT.traits, overlaps_exchanges=overlaps)
     if waits is not None:
         traits = replace(traits, routing_launches=20, waiting_launches=17, waits_for_tokens=waits)
     constants = replace(EXPERIMENT.constants, host_s_per_kernel=launch_s)
@@ -219,6 +221,24 @@ def test_a_device_waits_for_the_launches_behind_the_wait_of_its_host() -> None:
     plain, routed = (moe_layer_s(1e-7, path, waits=waits) for waits in (None, True))
     assert routed[0] - plain[0] == pytest.approx(17e-7)
     assert routed[1] == pytest.approx(plain[1])
+
+
+def test_all_to_alls_beside_another_micro_batch_show_what_its_passes_do_not_hide() -> None:
+    """Forward and backward pass of one layer take as long as the longer of work and exchanges."""
+    near = CostModel(experiment=EXPERIMENT).topology.exchange([[0, 1, 2, 3]])
+    idle = replace(near, bytes_per_s=float("inf"), step_s=0.0, exchange=None)
+    start = 2 * start_s(EXPERIMENT.constants, EXPERIMENT.traits)
+    work_s = sum(moe_layer_s(1e-7, idle, waits=None)) - 2 * start
+    num_bytes = 2 * 256 * 2 * 512 * BYTES_PER_ELEMENT["bf16"]
+    beside_s = []
+    for share in (0.5, 2.0, 3.0):
+        both_s = share * work_s
+        path = replace(idle, bytes_per_s=4 * num_bytes / (both_s - 2 * start))
+        assert sum(moe_layer_s(1e-7, path, waits=None)) == pytest.approx(work_s + both_s)
+        beside_s.append(sum(moe_layer_s(1e-7, path, waits=None, overlaps=True)))
+    assert beside_s[0] == pytest.approx(work_s)
+    assert 2 * work_s <= beside_s[1] < 2.2 * work_s  # nothing runs beside additions of gradients
+    assert beside_s[2] - beside_s[1] == pytest.approx(work_s)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
