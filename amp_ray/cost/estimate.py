@@ -148,11 +148,11 @@ class Estimate:
         Text such as ``fits with ZeRO 3 (+2 %), recompute full (+31 %)``.
         """
         percent = 100 / self.iteration_time_s
-        each = (
+        texts = (
             f"{remedy.change} ({round(percent * remedy.iteration_time_s) - 100:+} %)"
             for remedy in self.remedies
         )
-        return f"fits with {', '.join(each)}" if self.remedies else ""
+        return f"fits with {', '.join(texts)}" if self.remedies else ""
 
     @property
     def feasible(self) -> bool:

@@ -1,3 +1,5 @@
+import ast
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,3 +75,21 @@ def test_the_metrics_module_travels_where_it_is_the_metric(
 
 def test_without_an_own_program_ours_travels(tmp_path: Path) -> None:
     assert program_files(small_experiment(), tmp_path) == source_files()
+
+
+def test_whatever_a_sent_file_imports_of_this_package_is_sent_too() -> None:
+    files = source_files()
+    for path, source in files.items():
+        for module in imported(ast.parse(source)):
+            name = module.replace(".", "/")
+            assert {f"{name}.py", f"{name}/__init__.py"} & files.keys(), f"{path}: {module}"
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """Yield the modules of this package that a program imports when it runs."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("amp_ray."):
+            yield str(child.module)
+        yield from imported(child)
