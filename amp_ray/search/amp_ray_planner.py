@@ -30,7 +30,7 @@ from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.placement import plan_listed, plan_placement, reorder, simple_plans
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
 from amp_ray.search.ranking import excess, is_risky, leader_order, why_none
-from amp_ray.search.recompute import with_recompute
+from amp_ray.search.recompute import with_recompute, with_safe_cuts
 from amp_ray.search.remedies import Remedies
 from amp_ray.search.space import (
     candidates_of,
@@ -225,7 +225,10 @@ class ChooseRecompute:
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan over all choices of recompute."""
         if candidate.options.recompute != AUTO:
-            return self.space.plan(candidate)
+            result = self.space.plan(candidate)
+            if not isinstance(result, Estimate):
+                return result
+            return with_safe_cuts(self.space.cost_model, result)
         if isinstance(candidate, Candidate) and self.space.is_listed(candidate):
             return self._plan_listed(candidate)
         plans, refusals = self._plans_of_each_kind(candidate)

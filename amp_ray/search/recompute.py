@@ -76,6 +76,26 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
 
 
+def with_safe_cuts(cost_model: CostModel, plan: Estimate) -> Estimate:
+    """Return a plan with other cuts if these make a risky pipeline safe.
+
+    Args:
+        cost_model: Cost model of the experiment.
+        plan: Its devices and options are kept, and its lower bound, which holds for all cuts.
+    """
+    strategy = plan.strategy
+    is_plain = strategy.is_uniform and not strategy.is_sliced and not strategy.is_interleaved
+    if not (is_plain and strategy.pp > 1 and plan.feasible and is_risky(plan)):
+        return plan
+    recompute = strategy.stages[0].options.recompute
+    stages = PlacedStages.of_strategy(strategy)
+    costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(recompute)
+    scale = safe_memory_fraction(cost_model.experiment.constants)
+    bounds = best_bounds(cost_model.experiment, costs, memory_scale=scale)
+    other = cost_model.estimate_from(costs, _applied(strategy, bounds, [recompute] * strategy.pp))
+    return min(plan, replace(other, lower_bound_s=plan.lower_bound_s), key=leader_order)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
     """One recompute setting for one stage."""

@@ -122,6 +122,8 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "memory_bytes":
             names = value[0] if value else ()
             flat |= {f"memory_{name}": _cell([item[name] for item in value]) for name in names}
+        elif key == "remedies":
+            flat[key] = "; ".join(remedy["change"] for remedy in value)
         else:
             flat[key] = _cell(value)
     return flat

@@ -128,6 +128,14 @@ def test_tokens_become_days_hours_and_money() -> None:
     assert entry["training"]["device_hours"] == pytest.approx(hours)
 
 
+def test_flat_rows_name_the_remedies() -> None:
+    remedies = [
+        {"change": "ZeRO 2", "iteration_time_s": 1.0},
+        {"change": "pp 4", "iteration_time_s": 2.0},
+    ]
+    assert flat_row({"remedies": remedies}) == {"remedies": "ZeRO 2; pp 4"}
+
+
 def test_flat_rows_keep_lists_of_plain_values_as_texts() -> None:
     strategy = {
         "bounds": [0, 2, 9],
