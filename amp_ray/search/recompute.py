@@ -93,7 +93,8 @@ def with_safe_cuts(cost_model: CostModel, plan: Estimate) -> Estimate:
     scale = safe_memory_fraction(cost_model.experiment.constants)
     bounds = best_bounds(cost_model.experiment, costs, memory_scale=scale)
     other = cost_model.estimate_from(costs, _applied(strategy, bounds, [recompute] * strategy.pp))
-    return min(plan, replace(other, lower_bound_s=plan.lower_bound_s), key=leader_order)
+    is_safe = other.feasible and not is_risky(other)
+    return replace(other, lower_bound_s=plan.lower_bound_s) if is_safe else plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

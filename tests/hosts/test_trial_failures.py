@@ -109,7 +109,7 @@ def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
     assert outcome.reason.startswith("still running after 30 s: rank ")
     assert outcome.reason.endswith(f"rank 1 on {shared.names[1]} (stopped by a signal)")
     # The rank's stack, most recent call first: it was within a step, or waiting for other ranks.
-    assert any("in _step" in line for line in outcome.lines), outcome.lines
+    assert any("in timed_step" in line for line in outcome.lines), outcome.lines
     measure(outcome.wall_s - launch.timeout_s)
 
 
