@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Point, Predictor
-from amp_ray.clusters.constants import PROGRAM_SCALE, Uncertainty
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
@@ -39,7 +38,7 @@ def prior_uncertainty(experiment: Experiment) -> Uncertainty:
     It is smaller for boards and links that were measured elsewhere, and larger for guesses.
     """
     cluster = experiment.cluster
-    sigmas = dict(zip(TIME_CONSTANTS, prior_sigma(TIME_CONSTANTS).tolist(), strict=True))
+    sigmas = {name: PRIOR_SIGMA[name] for name in TIME_CONSTANTS}
     is_measured = all(device.is_measured for device in cluster.device_types) and not any(
         layer.experts for layer in experiment.model.layers
     )

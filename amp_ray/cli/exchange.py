@@ -416,7 +416,7 @@ def _for_each(values: tuple[int, ...], traces: tuple[Path, ...], option: str) ->
 
 
 @import_files.command("nccl-tests")
-@click.argument("logs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="LOG...")
+@file_argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option(
     "--collective",
     type=click.Choice(COLLECTIVES),

@@ -1,7 +1,6 @@
 """Data sheets of devices: memory and rates of an accelerator, and the shipped catalogue."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Final, Literal
 
 from amp_ray.units import GIB, GIGA, TERA, Precision, gib_to_bytes
@@ -37,16 +36,6 @@ _ATTENTION: Final = {
 """TFLOP/s of fused attention, forward and causal, with heads of up to 64 and of more elements: the
 rate in the limit of long sequences in ``experiments/published/kernels.csv``. A100 was measured with
 128 alone."""
-
-_EXCHANGE: Final = {
-    **dict.fromkeys(("A100-40", "A100-80"), 203),
-    **dict.fromkeys(("H100", "H200", "GH200"), 315),
-    **dict.fromkeys(("B200", "GB200"), 563),
-    **dict.fromkeys(("B300", "GB300"), 580),
-}
-"""GB/s that a rank sends to others in NCCL's all-to-all of 512 MiB over eight boards (tables of
-ai-dynamo/aiconfigurator, Apache-2.0). H200 reaches 311. GB200 and GB300 were measured with four
-boards, which reach as much as four of B200 and B300 (488 and 512 against 488 and 502)."""
 
 _SMALL_HEAD: Final = 64
 
@@ -155,11 +144,6 @@ class Device:
         """Rate that a long all-reduce within a node reaches."""
         rate = self.link_bytes_per_s
         return None if rate is None else self.link_fraction * rate
-
-    @property
-    def exchange_bytes_per_s(self) -> float:
-        """Rate at which a rank sends to others in a long all-to-all; infinite if not measured."""
-        return GIGA * _EXCHANGE.get(self.name, inf)
 
     @property
     def fabric(self) -> Literal["nvlink", "pcie"] | None:

@@ -278,6 +278,26 @@ def measured_s(board: str, collective: str, num_ranks: int) -> FloatArray | None
     return between
 
 
+_EXCHANGES_LIKE: Final = {"H200": "H100", "GH200": "H100", "GB200": "B200", "GB300": "B300"}
+"""Boards whose long all-to-alls over eight are taken for those of another one. H200 reaches 311
+GB/s, H100 315. GB200 and GB300 were measured with four boards, which reach as much as four of B200
+and B300 (488 and 512 against 488 and 502)."""
+
+_EXCHANGING: Final = 8
+
+
+def exchange_bytes_per_s(board: str) -> float:
+    """Return the rate of a rank's bytes to others in an all-to-all of 512 MiB over eight boards.
+
+    In whole GB/s; infinite if it was not measured.
+    """
+    seconds = measured_s(_EXCHANGES_LIKE.get(board, board), "all_to_all", _EXCHANGING)
+    if seconds is None:
+        return inf
+    sent = (_EXCHANGING - 1) / _EXCHANGING * _LAST
+    return GIGA * round(sent / float(seconds[-1]) / GIGA)
+
+
 def measured_curve(
     board: str, collectives: tuple[str, ...], num_ranks: int, *, latency: float, rate: float
 ) -> Curve | None:

@@ -14,7 +14,14 @@ from amp_ray.clusters.cluster import RDMA_STEP_S, Cluster, Link, Node
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
 from amp_ray.cost.kernels import LinkTable
-from amp_ray.cost.nccl import Curve, Group, exchange_latency_s, generation, measured_curve
+from amp_ray.cost.nccl import (
+    Curve,
+    Group,
+    exchange_bytes_per_s,
+    exchange_latency_s,
+    generation,
+    measured_curve,
+)
 from amp_ray.memo import memoised
 
 
@@ -359,7 +366,7 @@ class Topology:
                 share = (here if copies == 1 or not peers else size) / size
                 rate = within_rate[kind]
                 if first[kind].intra.board:
-                    reached = first[kind].device.exchange_bytes_per_s
+                    reached = exchange_bytes_per_s(first[kind].intra.board)
                     rate = min(rate, reached * self.constants.intra_efficiency)
                 inside = share * (here - 1) / here / rate
                 slowest = max(slowest, inside)
@@ -413,22 +420,10 @@ class Topology:
         return max(best, float(self.links.intra_bytes_per_s.max()))
 
     @cached_property
-    def least_ring_step_s(self) -> float:
-        """Least latency of one step of a collective, within or between nodes."""
-        between = self.ring_step_s.min(where=self.has_pair, initial=inf)
-        return float(min(between, *self._within[1], *self._host_steps_s))
-
-    @cached_property
     def least_message_step_s(self) -> float:
         """Least latency of a message, within or between nodes."""
         between = self.links.inter_step_s.min(where=self.has_pair, initial=inf)
         return float(min(between, self.links.intra_step_s.min()))
-
-    @property
-    def _host_steps_s(self) -> list[float]:
-        """Latency of one step of a collective within one host of a rack, if it has a link."""
-        links = (node.host_link for node in self._kinds[1])
-        return [link.step_s * self.constants.latency_scale for link in links if link is not None]
 
     @cached_property
     def _within(self) -> tuple[list[float], list[float]]:

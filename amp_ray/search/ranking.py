@@ -284,15 +284,10 @@ def why_none(
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"
     nearest = min(missing, key=lambda estimate: (excess(estimate), *_key(estimate)))
-    details = "; ".join(
-        filter(
-            None,
-            (
-                *(reason.detail for reason in nearest.reasons),
-                with_remedies(nearest).remedies_text,
-            ),
-        )
-    )
+    parts = [reason.detail for reason in nearest.reasons]
+    if remedies := with_remedies(nearest).remedies_text:
+        parts.append(remedies)
+    details = "; ".join(parts)
     return f"{text}; closest: {named(nearest.strategy)}: {details}"
 
 

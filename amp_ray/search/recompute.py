@@ -87,12 +87,10 @@ def with_safe_cuts(cost_model: CostModel, plan: Estimate) -> Estimate:
     is_plain = strategy.is_uniform and not strategy.is_sliced and not strategy.is_interleaved
     if not (is_plain and strategy.pp > 1 and plan.feasible and is_risky(plan)):
         return plan
-    recompute = strategy.stages[0].options.recompute
-    stages = PlacedStages.of_strategy(strategy)
-    costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(recompute)
+    costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
     scale = safe_memory_fraction(cost_model.experiment.constants)
     bounds = best_bounds(cost_model.experiment, costs, memory_scale=scale)
-    other = cost_model.estimate_from(costs, _applied(strategy, bounds, [recompute] * strategy.pp))
+    other = cost_model.estimate_from(costs, strategy.with_bounds(bounds))
     is_safe = other.feasible and not is_risky(other)
     return replace(other, lower_bound_s=plan.lower_bound_s) if is_safe else plan
 

@@ -287,7 +287,8 @@ def _by_thread(
 
 def _passes(events: _Events, where: Where) -> tuple[dict[int, float], dict[int, float]]:
     """Return the seconds of the forward and of the backward pass of each range, by its number."""
-    ranges = _by_thread((span for _, *span in events.ranges), where)  # type: ignore[misc]
+    of_layers = ((thread, start, end) for _, thread, start, end in events.ranges)
+    ranges = _by_thread(of_layers, where)
     backward = _by_thread(events.backward)
     range_of_op: dict[int, int] = {}
     for number, (thread, time) in events.backward_ends.items():

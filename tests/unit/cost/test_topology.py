@@ -194,7 +194,7 @@ def test_a_host_of_a_rack_may_have_a_link_of_its_own(topology: Topology) -> None
     for groups in ([[0, 1], [3, 4]], np.array([[0, 1], [3, 4]])):
         assert list(rack.rings(groups).paths) == [path(3600 / 1.25, 0.5), INSIDE]
     within = rack.ring((0,), 2, {})
-    assert (within.bytes_per_s, rack.least_ring_step_s) == (3600 / 1.25, 0.5)
+    assert (within.bytes_per_s, within.step_s) == (3600 / 1.25, 0.5)
     assert rack.ring((0,), 8, {}) == EIGHT
 
 
