@@ -63,15 +63,21 @@ def test_many_hosts_are_opened_in_waves_each_with_the_whole_limit(tmp_path: Path
 
 def test_after_an_interruption_no_further_host_is_begun() -> None:
     begun = []
+    interrupted = threading.Event()
+    threads: list[threading.Thread] = []
 
     def work(name: str) -> None:
         begun.append(name)
-        time.sleep(0.3)
+        threads.append(threading.current_thread())
+        interrupted.wait(60)
 
     def stop() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
         in_parallel(work, [str(number) for number in range(200)], meanwhile=stop)
-    time.sleep(1.0)
+    interrupted.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
     assert len(begun) <= 32
