@@ -603,6 +603,10 @@ def test_accelerate_gets_its_fsdp_plugin_for_plans_of_fsdp2() -> None:
     both = accelerate_config(chosen(strategy((0, 9), tp=2, zero=Zero(stage=3)), base))
     assert "parallelism_config_tp_size: 2" in text_of(both)
     assert any("tp_plan='auto'" in note for note in both.notes)
+    plan = strategy((0, 9), tp=2, sequence_parallel=True, zero=Zero(stage=3))
+    divided = accelerate_config(chosen(plan, base))
+    assert yaml.safe_load(text_of(divided)) == yaml.safe_load(text_of(both))
+    assert any("give norms the style 'sequence_parallel'" in note for note in divided.notes)
 
 
 @pytest.mark.parametrize(
@@ -611,7 +615,7 @@ def test_accelerate_gets_its_fsdp_plugin_for_plans_of_fsdp2() -> None:
         (strategy((0, 4, 9), zero=Zero(stage=3)), "has no pipeline"),
         (strategy((0, 9), SELECTIVE, zero=Zero(stage=3)), "all blocks or none, not selective"),
         (strategy((0, 9), tp=4, zero=Zero(stage=3)), "at least 2 ranks; here dp is 1"),
-        (strategy((0, 9), tp=2, sequence_parallel=True), "cannot be told sequence_parallel"),
+        (strategy((0, 9), tp=2, cp=2, zero=Zero(stage=3)), "cannot be told cp 2"),
     ],
 )
 def test_what_the_fsdp_plugin_has_not_is_refused(plan: Strategy, message: str) -> None:
