@@ -349,7 +349,11 @@ class _Builder:
 
     @cached_property
     def traits_on_boards(self) -> RuntimeTraits:
-        """The traits, with separate attention kernels if a board lacks the runtime's fused one."""
+        """The traits, with separate attention kernels if a board lacks the runtime's fused one.
+
+        Raises:
+            InputError: If the runtime has no attention for a board.
+        """
         traits = self.traits
         if traits.fuses_older_attention or "fused_attention" in self._checked.traits:
             return traits
@@ -357,8 +361,15 @@ class _Builder:
             types = self.hosts[0].device_types
         except InputError:  # raised where the cluster is needed; the model's mistakes count too
             return traits
-        has_kernel = all(device.has_flash_attention for device in types)
-        return traits if has_kernel else replace(traits, fused_attention=False)
+        lacking = [device.name for device in types if not device.has_flash_attention]
+        if lacking and traits.needs_flash_attention:
+            with self._document.at("runtime"):
+                raise ValueError(
+                    f"found {traits.name}, whose only attention is FlashAttention-2; "
+                    f"{', '.join(lacking)} has none (compute capability below 8.0): "
+                    "choose another runtime, such as torch or megatron-core"
+                )
+        return replace(traits, fused_attention=False) if lacking else traits
 
     @cached_property
     def trials(self) -> TrialSettings:

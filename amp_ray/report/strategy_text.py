@@ -97,10 +97,10 @@ def chosen_texts(strategy: Strategy, experiment: Experiment) -> list[str]:
 def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     """List texts on model and cluster of an experiment, and texts on its settings."""
     cluster, model = experiment.cluster, experiment.model
-    devices = ", ".join(
-        f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
-        for device in cluster.device_types
-    )
+    counts = dict.fromkeys(cluster.device_types, 0)
+    for node in cluster.nodes:
+        counts[node.device] += node.num_slots
+    devices = ", ".join(f"{count:,} x {device.name}" for device, count in counts.items())
     assumed = cluster.assumed_network
     racks = f", {counted(len(cluster.nodes), 'rack')}" if cluster.has_racks else ""
     length = model.shape.sequence_length
