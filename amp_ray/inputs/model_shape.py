@@ -422,7 +422,10 @@ def config_figures(text: str, file: str) -> dict[str, Any]:
     config = parse_json(text, file=file)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        message = f"found {shown(kind)}; expected one of {', '.join(_FAMILIES)}"
+        message = (
+            f"found {shown(kind)}; expected one of {', '.join(_FAMILIES)}. Set it to the nearest "
+            "(llama, or qwen3_moe with experts), or describe the blocks by model.blocks"
+        )
         raise InputError(message, where=Where(file=file, key="model_type"))
     keys = _KEYS.get(kind, _LLAMA_KEYS)
     _check_parts(config, file, allowed=(*_READ.get(kind, ()), *sum(keys.values(), ())))
@@ -530,9 +533,9 @@ def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...])
         if not is_off and key not in allowed and any(part in key for part in _OTHER_PARTS):
             with mistakes.collect():
                 message = (
-                    f"found {shown(value)}; only dense decoders are planned, and as they are known "
-                    f"{', '.join(_WITH_PARTS)}: model_type {config['model_type']!r} has no such "
-                    "part, no experts, cross attention or latent attention of others"
+                    f"found {shown(value)}; model_type {config['model_type']!r} has no such part "
+                    f"here: experts and latent attention are planned for {', '.join(_WITH_PARTS)}. "
+                    "Set model_type to the nearest, or describe the blocks by model.blocks"
                 )
                 raise InputError(message, where=Where(file=file, key=key))
     mistakes.check()

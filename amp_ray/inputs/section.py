@@ -206,8 +206,18 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
     return tuple(path)
 
 
+NOT_PLANNED: Final = ("training", "lora", "peft", "packing", "rl")
+"""Keys at the top of a file that ask for more than is planned."""
+
+ONLY_PRE_TRAINING: Final = (
+    "all weights of a model are trained, on sequences of one length; no LoRA, packing or RL"
+)
+
+
 def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     if finding["type"] in _UNKNOWN:
+        if path[0] in NOT_PLANNED:
+            return f"{_shown(path[0])} is not planned: {ONLY_PRE_TRAINING}"
         meant = _meant(section, path)
         keys = ", ".join(_known_keys(section, path[:-1]))
         hint = f"known here: {keys}" if meant is None else f"did you mean {meant!r}?"
