@@ -1,5 +1,6 @@
 """Data sheets of devices: memory and rates of an accelerator, and the shipped catalogue."""
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -296,7 +297,29 @@ def find_device(name: str) -> Device:
     try:
         return CATALOGUE[by_folded_name[name.casefold()]]
     except KeyError:
+        alike = [board for board in CATALOGUE if resembles(board, name)]
+        sizes = re.findall(r"[0-9]+", name)
+        meant = [board for board in alike if board.partition("-")[2] in sizes] or alike
+        hint = f"did you mean {' or '.join(meant)}?" if meant else f"known: {', '.join(CATALOGUE)}."
         raise ValueError(
-            f"device {name!r} is not in the catalogue; known: {', '.join(CATALOGUE)}. "
+            f"device {name!r} is not in the catalogue; {hint} "
             "Describe another one as {name, memory_gib, fp16_tflops, memory_gbyte_per_s}"
         ) from None
+
+
+def resembles(planned: str, driver_name: str) -> bool:
+    """Return whether a driver's name for a GPU means the catalogue's device ``planned``.
+
+    Example:
+        >>> resembles("A100-40", "NVIDIA A100-SXM4-40GB"), resembles("A10", "NVIDIA A100-SXM4-40GB")
+        (True, False)
+        >>> resembles("RTX3090", "NVIDIA GeForce RTX 3090"), resembles("H200", "NVIDIA GH200 480GB")
+        (True, False)
+    """
+    series = planned.partition("-")[0]
+    parts = re.findall(r"[A-Za-z]+|\d+", series)
+    shape = r"[\s-]?".join(map(re.escape, parts))
+    return (
+        re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9])", driver_name, re.IGNORECASE)
+        is not None
+    )

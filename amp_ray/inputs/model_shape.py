@@ -159,7 +159,9 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     """
     figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
-        stated, figures = figures, config_figures(config_text, str(section.config)) | figures
+        file = str(section.config)
+        stated, figures = figures, config_figures(config_text, file) | figures
+        _check_complete(config_text, file, figures)
         length = figures.get("sequence_length")
         if length and "sequence_length" not in stated:
             most = f"sequence_length {length}, the most of the model's configuration"
@@ -182,6 +184,19 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
         _COMPLETE[family](figures)
     lists = {key: tuple(value) for key, value in figures.items() if isinstance(value, list)}
     return ModelShape(**figures | lists)
+
+
+def _check_complete(text: str, file: str, figures: Mapping[str, Any]) -> None:
+    """Refuse a configuration that lacks a figure which the file of the experiment does not set."""
+    kind = parse_json(text, file=file)["model_type"]
+    keys = _KEYS.get(kind, _LLAMA_KEYS)
+    mistakes = Mistakes()
+    for figure in _NEEDED[figures["family"]]:
+        if figure not in figures and figure in keys:
+            with mistakes.collect():
+                where = Where(file=file, key=" or ".join(keys[figure]))
+                raise InputError(f"key is missing; add it, or set model.{figure}", where=where)
+    mistakes.check()
 
 
 def _complete_experts(figures: dict[str, Any]) -> None:

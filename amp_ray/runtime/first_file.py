@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.clusters.device import CATALOGUE, CPU, find_device
+from amp_ray.clusters.device import CATALOGUE, CPU, find_device, resembles
 from amp_ray.errors import InputError, Where, printable
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
@@ -19,7 +19,6 @@ from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.ray.searching import num_cpus
-from amp_ray.trials.doctor.checks import resembles
 
 _CPU_GBIT_PER_S: Final = 20  # first guess of the rate within a CPU host, which has no such link
 _PRESETS: Final = "data/presets.yaml"
