@@ -43,8 +43,10 @@ PUBLISHED = Path(__file__).parents[3] / "experiments/published"
                 ("global_batch_size: 8", "global_batch_size: 524288"),
             ),
             [
-                "batch 524,288: 4.3 billion tokens a step; global_batch_size counts sequences, "
-                "not tokens"
+                (
+                    "batch 524,288: 4.3 billion tokens a step; global_batch_size counts sequences, "
+                    "not tokens"
+                )
             ],
         ),
     ],

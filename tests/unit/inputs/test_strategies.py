@@ -225,7 +225,7 @@ def test_the_batch_decides_the_micro_batches_of_given_cuts() -> None:
 
 
 def test_a_file_of_json_that_is_none_is_refused_as_json() -> None:
-    with pytest.raises(InputError, match="plans.json:1: not valid JSON"):
+    with pytest.raises(InputError, match=r"plans\.json:1: not valid JSON"):
         parse_strategies("nonsense", file="plans.json", experiment=experiment())
 
 
