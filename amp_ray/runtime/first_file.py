@@ -118,6 +118,33 @@ def experiment_text(answers: Answers, output: Path) -> str:
     return text
 
 
+def keys_of_presets(
+    *,
+    model: str,
+    cluster: str,
+    nodes: int,
+    batch: int,
+    runtime: str = "deepspeed",
+    sequence_length: int | None = None,
+) -> Mapping[str, Any]:
+    """Return the keys of the file that `init` writes for a model and a cluster, with paths.
+
+    Raises:
+        InputError: If a name is unknown, or a number is wrong.
+    """
+    node = {**preset("clusters", cluster), "count": nodes}
+    answers = Answers(
+        name=Path(model).name.removesuffix(".json"),
+        model=model,
+        node=node,
+        batch=batch,
+        runtime=runtime,
+        sequence_length=sequence_length,
+    )
+    file = Path("experiment")
+    return parse_yaml(experiment_text(answers, file), file=str(file)).values
+
+
 def built(text: str, output: Path) -> Experiment:
     """Build the experiment from the text of a file that will be written to ``output``."""
     return build_experiment(parse_yaml(text, file=str(output)), ExperimentFiles(base=output.parent))
