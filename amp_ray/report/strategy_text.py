@@ -155,6 +155,8 @@ def _options_text(of_stages: Sequence[StageOptions]) -> str:
 def _dimension(chosen: tuple[str, object]) -> str:
     """Name a dimension with its value, or a flag that is set."""
     name, value = chosen
+    if name == "virtual_stages":
+        return f"{value} chunks per stage"
     words = "ZeRO" if name == "zero_stage" else name.replace("_", " ")
     return words if value is True else f"{words} {value}"
 
