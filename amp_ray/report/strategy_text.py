@@ -1,8 +1,8 @@
 """Texts for strategies and recommendations, shared by all outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
@@ -13,6 +13,17 @@ from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_STAGE
 from amp_ray.units import GIGA, MEGA, counted, figure_text
+
+_NOTATION: Final[Mapping[Callable[[Strategy], bool], str]] = {
+    lambda strategy: any(stage.options.recompute.layers for stage in strategy.stages): (
+        "recompute full:2: in 2 of a stage's blocks; several words: stage by stage"
+    ),
+    lambda strategy: strategy.zero.shard_ranks > 0: "ZeRO 3/8: sharded over groups of 8 ranks",
+    lambda strategy: strategy.zero.keeps_weights: (
+        "ZeRO 3 kept: gathered weights stay until the backward pass"
+    ),
+}
+"""Explanations of short forms, and which strategies have them."""
 
 
 def plan_text(strategy: Mapping[str, Any]) -> str:
@@ -92,6 +103,11 @@ def chosen_texts(strategy: Strategy, experiment: Experiment) -> list[str]:
     chunks = f"{strategy.virtual_stages} chunks per stage" if strategy.is_interleaved else ""
     again = _recompute_text(strategy, experiment)
     return list(filter(None, (chunks, _options_of_strategy(strategy, experiment), again)))
+
+
+def notation(strategies: Sequence[Strategy]) -> list[str]:
+    """List explanations of the short forms in the texts of some strategies."""
+    return [text for is_used, text in _NOTATION.items() if any(map(is_used, strategies))]
 
 
 def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:

@@ -1,6 +1,6 @@
 """Rankings as tables for people, in terminals of at least 80 columns."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -16,7 +16,7 @@ from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
-from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, options_text
+from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, notation, options_text
 from amp_ray.search.ranking import (
     Ranking,
     first_reason,
@@ -46,17 +46,6 @@ _COST: Final = "cost\n/iter"
 _EVEN: Final = "even"
 _WHOLE: Final = "whole"
 """Words for bounds: stages with equal numbers of blocks, and a single stage."""
-
-_NOTATION: Final[Mapping[Callable[[Strategy], bool], str]] = {
-    lambda strategy: any(stage.options.recompute.layers for stage in strategy.stages): (
-        "recompute full:2: in 2 of a stage's blocks; several words: stage by stage"
-    ),
-    lambda strategy: strategy.zero.shard_ranks > 0: "ZeRO 3/8: sharded over groups of 8 ranks",
-    lambda strategy: strategy.zero.keeps_weights: (
-        "ZeRO 3 kept: gathered weights stay until the backward pass"
-    ),
-}
-"""Explanations of short forms, and which strategies have them."""
 
 _LEAST_ROOM: Final = 30
 """Least width of bounds and places; the breakdown is left out before they get less."""
@@ -227,7 +216,7 @@ class ResultsTable:
         if _EVEN in cuts:
             yield f"{_EVEN}: stages have equal numbers of blocks"
         strategies = [estimate.strategy for estimate in self._estimates]
-        yield from (text for is_used, text in _NOTATION.items() if any(map(is_used, strategies)))
+        yield from notation(strategies)
         if any(map(_mfu, self._estimates)) and self.experiment.model.shape.is_causal:
             yield "MFU: causal attention counts by halves"
         if self._has_places:

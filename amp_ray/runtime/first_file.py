@@ -23,8 +23,8 @@ from amp_ray.runtime.ray.searching import num_cpus
 _CPU_GBIT_PER_S: Final = 20  # first guess of the rate within a CPU host, which has no such link
 _PRESETS: Final = "data/presets.yaml"
 _WITHOUT_PRESET: Final = {
-    "models": "any other one by its Hugging Face config.json",
-    "clusters": "any other one by --device, --slots and --inter-gbit-per-s",
+    "models": "a Hugging Face config.json",
+    "clusters": "--device with --slots and --inter-gbit-per-s",
 }
 _CPUS: Final = "cpus"  # value of ``slots`` in a preset: the CPUs of this machine
 _MOST_CPUS: Final = 8  # default maximum of slots (one process per CPU); --slots takes any number
@@ -69,8 +69,8 @@ def preset(kind: str, name: str) -> dict[str, Any]:
     """Return a model or cluster by name."""
     entries = presets()[kind]
     if name not in entries:
-        message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(entries)}"
-        raise InputError(f"{message}; {_WITHOUT_PRESET[kind]}")
+        what = f"no {kind.removesuffix('s')} is named {name!r} ({_WITHOUT_PRESET[kind]} works too)"
+        raise InputError(f"{what}; known: {', '.join(entries)}")
     values = dict(entries[name])
     if values.get("slots") == _CPUS:
         values["slots"] = min(_MOST_CPUS, num_cpus())
