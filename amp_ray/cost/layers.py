@@ -14,7 +14,17 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, exchange_s, start_s
+from amp_ray.cost.collective import (
+    BUFFER_CHANNELS,
+    COLLECTIVE_CHANNELS,
+    NO_RING,
+    Path,
+    all_gather_s,
+    all_reduce_s,
+    exchange_s,
+    start_s,
+    taken_share,
+)
 from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, stream_s
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
@@ -216,34 +226,38 @@ class LayerWork:
         The input of a product whose weight is divided by columns is kept divided, so the backward
         pass gathers it once more, for the weight's gradient (Korthikanti et al., arXiv:2205.05198,
         section 4.2.2). Runtimes that overlap gather it while they compute the input's gradient, and
-        sum that gradient while they compute the weight's. Runtimes that keep gathered inputs do not
-        gather them again.
+        sum that gradient while they compute the weight's; the product then lacks the
+        multiprocessors that the collective uses. Runtimes that keep gathered inputs do not gather
+        them again.
 
         Returns:
             Seconds of the forward and of the backward pass.
         """
         ratio = self.collective_ratio(rank, ring)
         overlaps = self.traits.overlaps_backward_all_reduce
+        channels = BUFFER_CHANNELS if self.traits.overlaps_gathers else COLLECTIVE_CHANNELS
+        taken = taken_share(rank.device, channels)
         beside_weights_s = compute.weight_gradient_s if overlaps else 0.0
         if not rank.sequence_parallel:
             forward_s, backward_s = (
                 ratio * self.collectives_s(all_reduce_s, direction, rank, ring)
                 for direction in PASSES
             )
-            return forward_s, max(0.0, backward_s - beside_weights_s)
+            return forward_s, max(taken * backward_s, backward_s - beside_weights_s)
         beside_inputs_s = compute.input_gradient_s if overlaps else 0.0
         # A reduce-scatter has as many steps of as many bytes in a ring as a gather.
         sums_s, inputs_s = (
             ratio * self.collectives_s(all_gather_s, direction, rank, ring) for direction in PASSES
         )
-        again_s = max(0.0, inputs_s - beside_inputs_s)
+        again_s = max(taken * inputs_s, inputs_s - beside_inputs_s)
         if self.traits.keeps_gathered_inputs:
             again_s = 0.0
         forward_inputs_s = inputs_s
         if self.traits.overlaps_gathers:
             sums_s = self._beside_product_s(sums_s, "forward", rank)
             forward_inputs_s = self._beside_product_s(inputs_s, "backward", rank)
-        return sums_s + forward_inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
+        scattered_s = max(taken * inputs_s, inputs_s - beside_weights_s)
+        return sums_s + forward_inputs_s, sums_s + again_s + scattered_s
 
     def _beside_product_s(self, seconds: float, direction: AllReduce, rank: Rank) -> float:
         """Return the visible time of gathers or scatters that overlap with their products.

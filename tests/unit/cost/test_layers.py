@@ -99,8 +99,11 @@ def test_backward_all_reduce_hides_behind_the_weight_gradient_where_the_runtime_
     # weight gradient: 10 x 10 by 10 x 5: 100 + 50 read, 50 written, 2 bytes each at 1000 B/s
     assert times(plain, two, RING)[2] == pytest.approx(2.0)
     assert times(overlapping, two, RING)[2] == pytest.approx(2.0 - 0.4)
+    # The product runs beside it on the multiprocessors that the collective leaves: here on half.
     fast = replace(RING, bytes_per_s=1e9)
-    assert times(overlapping, two, fast)[2] == 0.0
+    assert times(overlapping, two, fast)[2] == pytest.approx(0.5 * 2e-7)
+    large = replace(two, device=replace(two.device, num_multiprocessors=96))
+    assert times(overlapping, large, fast)[2] == pytest.approx(0.25 * 2e-7)
 
 
 def test_all_reduces_fill_the_time_in_which_the_device_waits_for_the_host(
