@@ -106,9 +106,31 @@ def test_biases_of_experts_are_added_in_single_precision() -> None:
     elements = 256 * 2 * 512
     assert bias.forward_elements == elements * (4 + 10 + 8 + 6) / 2
     assert bias.backward_elements == elements * (6 + 6 + 12 + 12 + 4) / 2
+    assert bias.num_kernels == 4 * 2 + 2  # product and sum for each of four experts
     (shared,) = (op for op in experts.spread(tp=2, ep=2, etp=2, load=1.0) if op.name == bias.name)
     assert isinstance(shared, Elementwise)
     assert shared.forward_elements == bias.forward_elements
+
+
+def test_clamps_and_scaled_rotation_are_kernels_of_their_own() -> None:
+    """A rank's 512 copies of tokens go through experts of the width that the model states."""
+    plain, changed = (
+        experiment_from(MOE.replace("num_experts: 8", f"{figures}num_experts: 8")).model.layers[-3]
+        for figures in ("", "clamped_activation: true, scaled_rotation: true, ")
+    )
+    assert changed.experts is not None
+    inner = 2 * 256 * changed.experts.feed_forward
+    rotated = next(op.forward_elements / 2 for op in plain.operators if op.name == "rotary")
+    added = {
+        "experts-activation": (8 * inner, 15 * inner, 3),
+        "rotary": (10 * rotated, 12 * rotated, 10),
+    }
+    for before, after in zip(plain.operators, changed.operators, strict=True):
+        if isinstance(before, Elementwise) and isinstance(after, Elementwise):
+            forward, backward, kernels = added.get(before.name, (0, 0, 0))
+            assert after.forward_elements == before.forward_elements + forward
+            assert after.backward_elements == before.backward_elements + backward
+            assert after.num_kernels == before.num_kernels + kernels
 
 
 def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
