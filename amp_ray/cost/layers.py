@@ -424,7 +424,12 @@ class LayerCosts:
             ValueError: If the profile is measured, but not for this device and tp.
         """
         layers, positions = self.model.distinct_layers
-        rank = replace(rank, collective_host_s=ring.host_s)
+        rank = replace(
+            rank,
+            collective_host_s=ring.host_s,
+            expert_streams=self.traits.expert_streams,
+            reads_for_scales=self.traits.reads_for_scales,
+        )
         scale = self.constants.program_scale
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
         rows = np.array(

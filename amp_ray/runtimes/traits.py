@@ -144,6 +144,9 @@ class RuntimeTraits:
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
+    # Whether 8-bit operands have one scale per tensor, found by reading them before they are cast
+    # (current scaling, Megatron-LM: `--fp8-recipe tensorwise`)
+    reads_for_scales: bool = False
     # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
     # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
     fp8_bytes_per_parameter: float = 2.0
@@ -229,6 +232,9 @@ class RuntimeTraits:
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
+    # Streams in which products and casts of experts run, a kernel for each expert; 0 if one kernel
+    # computes all of them
+    expert_streams: int = 0
     # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
     # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
     routing_launches: int = 0
