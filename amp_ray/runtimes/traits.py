@@ -244,7 +244,7 @@ class RuntimeTraits:
     # Whether all-to-alls of one micro-batch run beside the computation of another: forward passes
     # beside backward passes of the same layers
     overlaps_exchanges: bool = False
-    # Whether a token crosses the network once for all its experts of a node
+    # Whether a token is sent once to each node and to each rank that has experts for it
     sends_tokens_once: bool = False
 
     def __post_init__(self) -> None:
