@@ -103,6 +103,13 @@ class RuntimeTraits:
     attention_rate: float = FLASH_ATTENTION_2_RATE
     # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
     native_attention: bool = False
+    # Whether every backward pass runs norms again, whatever `recompute` says (Megatron-LM:
+    # `--recompute-modules layernorm`); memory is counted as if their results were kept
+    recomputes_norms: bool = False
+    # The same for activations of experts (`moe_act`)
+    recomputes_expert_activations: bool = False
+    # The same for products that make queries, keys and values from latents (`mla_up_proj`)
+    recomputes_latent_projections: bool = False
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
