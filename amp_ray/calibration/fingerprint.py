@@ -55,6 +55,7 @@ _LATER_TRAITS: Final = (
     *("waiting_elements", "routing_launches", "waiting_launches", "waits_for_tokens"),
     *("expert_streams", "reads_for_scales", "recomputes_norms"),
     *("recomputes_expert_activations", "recomputes_latent_projections"),
+    "exchange_multiprocessors",
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""

@@ -18,7 +18,7 @@ from amp_ray.models.blocks import (
     Kernels,
     Width,
     after_projections,
-    clamped,
+    clamps,
     gated,
     gated_feed_forward,
     gelu,
@@ -185,7 +185,8 @@ def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Laye
     dense = gpt_block(width, name="block", dropout=dropout)
     if not shape.num_experts:
         return (dense,) * shape.num_layers
-    experts = _experts(shape, gelu(1, fused=width.fused), is_gated=False)
+    activation = replace(gelu(1, fused=width.fused), name="activation")
+    experts = _experts(shape, (activation,), is_gated=False)
     shared: tuple[Operator, ...] = ()
     if shape.shared_feed_forward_size:
         shared = gelu_feed_forward(replace(width, feed_forward=shape.shared_feed_forward_size))
@@ -212,10 +213,9 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
             attended = (*attended, head_norms(block_width))
     experts = None
     if has_experts:
-        activation = gated("gated-silu", 1, fused=block_width.fused_pointwise)
-        if shape.clamped_activation:
-            activation = clamped(activation, 1)
-        experts = _experts(shape, activation, is_gated=True)
+        activation = gated("activation", 1, fused=block_width.fused_pointwise)
+        before = (clamps(1),) if shape.clamped_activation else ()
+        experts = _experts(shape, (*before, activation), is_gated=True)
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:
         feed_forward = (*_shared_experts(shape, block_width), *experts.operators())
@@ -229,14 +229,14 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
     return replace(block, experts=experts)
 
 
-def _experts(shape: ModelShape, activation: Elementwise, *, is_gated: bool) -> Experts:
+def _experts(shape: ModelShape, activations: tuple[Elementwise, ...], *, is_gated: bool) -> Experts:
     return Experts(
         tokens=shape.sequence_length,
         hidden=shape.hidden_size,
         feed_forward=shape.expert_feed_forward_size,
         num_experts=shape.num_experts,
         per_token=shape.experts_per_token,
-        activation=activation,
+        activations=activations,
         is_gated=is_gated,
         has_bias=shape.expert_bias,
     )
