@@ -144,9 +144,11 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
 def _llama(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """Build a llama-like model: rotary positions, RMS norm, gated SiLU, no dropout."""
     width = _width(shape, kernels)
+    blocks = _decoder_blocks(shape, width)
     return (
         token_embedding(width, shape, positions=0, dropout=False),
-        *_decoder_blocks(shape, width),
+        *blocks,
+        *(_next_token_module(blocks[-1], width, shape),) * shape.mtp_layers,
         final_norm(width, bias=False),
         *_output(width, shape, split_loss=False),
     )
@@ -172,6 +174,43 @@ def _decoder_blocks(shape: ModelShape, width: Width) -> tuple[Layer, ...]:
         for kind in dict.fromkeys(kinds)
     }
     return tuple(built[kind] for kind in kinds)
+
+
+def _next_token_module(block: Layer, width: Width, shape: ModelShape) -> Layer:
+    """Build a module that predicts one more token: a block between a projection and a loss.
+
+    It joins the stream with the embedding of the next tokens. Its tables are those of the model;
+    their parameters, and copies on another stage, are not counted.
+
+    References:
+        DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, section 2.2.
+    """
+    projection = Gemm(
+        name="mtp-projection",
+        rows=width.tokens,
+        columns=width.hidden,
+        inner=2 * width.hidden,
+        shard="columns",
+        saved_elements=2 * width.stream,
+        all_reduce="backward",
+    )
+    look_up = Elementwise(
+        name="mtp-look-up",
+        forward_elements=2 * width.stream,
+        backward_elements=2 * width.stream,
+    )
+    (logits,) = output_operators(width, shape.vocab_size)
+    assert isinstance(logits, Gemm)
+    operators = (
+        look_up,
+        *(norm(f"mtp-norm-{number}", width, bias=False) for number in (1, 2)),
+        projection,
+        *block.operators,
+        norm("mtp-final-norm", width, bias=False),
+        replace(logits, name="mtp-logits", has_weight=False),
+        replace(cross_entropy(width, shape.vocab_size), name="mtp-cross-entropy"),
+    )
+    return replace(block, name="mtp", operators=operators)
 
 
 def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer, ...]:

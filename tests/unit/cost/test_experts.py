@@ -472,3 +472,26 @@ def test_a_degree_that_does_not_divide_the_experts_is_refused() -> None:
     assert str(result.reason) == "ep does not divide the experts: ep 4, num_experts 6"
     with pytest.raises(ValueError, match=r"ep x etp divides the ranks of a stage, found ep 3 x et"):
         StageOptions(tp=1, dp=8, ep=3)
+
+
+def test_a_module_for_one_more_token_is_a_block_with_a_projection_and_a_loss() -> None:
+    text = MOE.replace("num_experts: 8", "mtp_layers: 1, num_experts: 8")
+    plain, longer = (experiment_from(given).model for given in (MOE, text))
+    assert [layer.name for layer in longer.layers[-4:]] == [
+        "moe-block",
+        "mtp",
+        "final-norm",
+        "head",
+    ]
+    block, module, head = longer.layers[-4], longer.layers[-3], longer.layers[-1]
+    assert module.kind == "block"
+    assert module.logits == head.logits
+    added = longer.num_parameters - plain.num_parameters
+    assert added == block.num_parameters + 2 * 512 * 512 + 3 * 512
+    flops = [sum(op.flops for op in layer.gemms) for layer in (module, block, head)]
+    assert flops[0] == flops[1] + flops[2] + 2 * 256 * 2 * 512 * 512
+    assert not longer.shape.is_trained
+    model = CostModel(experiment=experiment_from(text))
+    spread = model.time_tables.rank_model(1, 8, 1).layers[-3]
+    experts = next(op for op in spread.gemms if op.is_expert)
+    assert experts.batch == 1
