@@ -23,7 +23,7 @@ from amp_ray.cost.collective import (
     start_s,
     taken_share,
 )
-from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, stream_s
+from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, looped_kernels, stream_s
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
@@ -325,8 +325,9 @@ class LayerWork:
         host_s = host * self.host_s
         host_backward_s = self.constants.host_backward_ratio * host_s
         forward_starts_s, backward_starts_s = self._starts_s(rank)
-        host_s += forward_launches * self.launch_s + forward_starts_s
-        host_backward_s += backward_launches * self.launch_s + backward_starts_s
+        forward_loops_s, backward_loops_s = self._loops_s(rank)
+        host_s += forward_launches * self.launch_s + forward_starts_s + forward_loops_s
+        host_backward_s += backward_launches * self.launch_s + backward_starts_s + backward_loops_s
         if self.traits.blocking_launches:
             return Phases(
                 forward_s=forward_s + host_s,
@@ -356,6 +357,16 @@ class LayerWork:
             return routing, held
         forward, backward = self._collectives(rank)
         return forward + routing, backward + held
+
+    def _loops_s(self, rank: Rank) -> tuple[float, float]:
+        """Return host seconds of both passes for kernels that a compiled loop launches.
+
+        There is a kernel for each expert. The host takes at least as long for each of them as a
+        device that always finds the next one in its queue.
+        """
+        loops = [looped_kernels(op, rank) for op in self.layer.gemms]
+        price = self.constants.kernel_gap_s * self.constants.host_scale
+        return price * sum(each[0] for each in loops), price * sum(each[1] for each in loops)
 
     def _collectives(self, rank: Rank) -> tuple[int, int]:
         """Return how many all-reduces, or gathers and scatters, both passes have."""

@@ -495,3 +495,17 @@ def test_a_module_for_one_more_token_is_a_block_with_a_projection_and_a_loss() -
     spread = model.time_tables.rank_model(1, 8, 1).layers[-3]
     experts = next(op for op in spread.gemms if op.is_expert)
     assert experts.batch == 1
+
+
+def test_a_compiled_loop_launches_a_kernel_for_each_expert() -> None:
+    """Of the host's time: four experts of a rank, two products of each, two more backward."""
+    gap = EXPERIMENT.constants.kernel_gap_s
+    seconds = []
+    for streams in (0, 4):
+        traits = replace(EXPERIMENT.traits, expert_streams=streams)
+        constants = replace(EXPERIMENT.constants, host_s_per_kernel=1e-3)
+        model = CostModel(experiment=replace(EXPERIMENT, traits=traits, constants=constants))
+        options = StageOptions(tp=1, dp=8, ep=2)
+        table, _ = model.time_tables.table((0,), NO_RING, options, 2, NO_RING)
+        seconds.append(table[:2, 3] - table[:2, 2])
+    assert (seconds[1] - seconds[0]).tolist() == pytest.approx([8 * gap, 16 * gap])
