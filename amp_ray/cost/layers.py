@@ -219,6 +219,8 @@ class LayerWork:
     def modules_s(self, rank: Rank) -> float:
         """Return the seconds of the operators that the runtime recomputes in backward passes."""
         names, _ = self.traits.recomputed_operators
+        if not names:
+            return 0.0
         operators = [op for op in self.layer.operators if op.name in names]
         return device_phases(operators, rank, self.constants).forward_s
 
@@ -364,6 +366,8 @@ class LayerWork:
         There is a kernel for each expert. The host takes at least as long for each of them as a
         device that always finds the next one in its queue.
         """
+        if self.layer.experts is None:
+            return 0.0, 0.0
         loops = [looped_kernels(op, rank) for op in self.layer.gemms]
         price = self.constants.kernel_gap_s * self.constants.host_scale
         return price * sum(each[0] for each in loops), price * sum(each[1] for each in loops)

@@ -6,6 +6,7 @@ They are input to the cost model, which never asks for a runtime by name.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -263,9 +264,13 @@ class RuntimeTraits:
 
         See `RECOMPUTED`.
         """
-        chosen = [RECOMPUTED[trait] for trait in RECOMPUTED if getattr(self, trait)]
-        again, free = (frozenset(name for part in chosen for name in part[i]) for i in (0, 1))
-        return again, free
+        return _recomputed(
+            (
+                self.recomputes_norms,
+                self.recomputes_expert_activations,
+                self.recomputes_latent_projections,
+            )
+        )
 
     def __post_init__(self) -> None:
         """Raise if the cost model cannot price a trait, or the launch limit leaves no time."""
@@ -584,6 +589,14 @@ RECOMPUTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 """Operators of a block that each trait runs again, and operators that keep no input because it is
 made again. Attention still keeps the sums of its softmax, and its result as the input of the next
 product."""
+
+
+@cache
+def _recomputed(chosen: tuple[bool, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of `RECOMPUTED` for the traits that are chosen, in its order."""
+    parts = [part for part, is_chosen in zip(RECOMPUTED.values(), chosen, strict=True) if is_chosen]
+    again, free = (frozenset(name for part in parts for name in part[i]) for i in (0, 1))
+    return again, free
 
 
 def _set_or(value: float | None, otherwise: float) -> float:
