@@ -13,7 +13,7 @@ from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.operator import Elementwise
-from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.runtimes.traits import RECOMPUTED, RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, StageOptions
@@ -509,3 +509,19 @@ def test_a_compiled_loop_launches_a_kernel_for_each_expert() -> None:
         table, _ = model.time_tables.table((0,), NO_RING, options, 2, NO_RING)
         seconds.append(table[:2, 3] - table[:2, 2])
     assert (seconds[1] - seconds[0]).tolist() == pytest.approx([8 * gap, 16 * gap])
+
+
+def test_recomputed_operators_are_names_of_operators() -> None:
+    figures = "clamped_activation: true, num_experts: 8"
+    latent = (
+        "head_size: 64, key_value_rank: 64, query_rank: 96, rotary_head_size: 32, "
+        f"value_head_size: 64, {figures}"
+    )
+    names = {
+        op.name
+        for text in (figures, latent)
+        for layer in experiment_from(MOE.replace("num_experts: 8", text)).model.layers
+        for op in layer.operators
+    }
+    parts = [part for pair in RECOMPUTED.values() for part in pair]
+    assert {name for part in parts for name in part} <= names
