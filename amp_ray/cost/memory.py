@@ -107,6 +107,8 @@ class LayerMemory:
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if _runs_again(layer, again):
             return size * width * layer.output_elements / self._divides_tokens  # as its input
+        if layer.kind == "block":
+            layer = self._without_recomputed(layer)
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if again == "selective":
             kept -= self._each(layer.core_saved_bytes)
@@ -132,6 +134,16 @@ class LayerMemory:
             working += GATHERED_COPIES * whole * self.rank.bytes_per_element
         working += layer.buffer_elements * self.rank.bytes_per_element / self.rank.tp
         return self.rank.micro_batch_size * max(logits, working)
+
+    def _without_recomputed(self, layer: Layer) -> Layer:
+        """Return a block that keeps no inputs which the runtime always makes again."""
+        _, free = self.traits.recomputed_operators
+        if not free:
+            return layer
+        operators = (
+            replace(op, saved_elements=0.0) if op.name in free else op for op in layer.operators
+        )
+        return replace(layer, operators=tuple(operators))
 
     def _gathered_bytes(self, layer: Layer) -> float:
         if not (self.rank.sequence_parallel and self.traits.keeps_gathered_inputs):
