@@ -445,8 +445,10 @@ class MemoryModel:
         optimizer = (per.master + self.optimizer.moment_bytes) / shards
         frees = zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
         weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
+        if self._rounds_shards(options):
+            weights = 0.0
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
-            weights = width + width / shards
+            weights += width
         gradients = self._kept_bytes(per, options) - weights - optimizer
         weights += self._copy_bytes(options)
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
@@ -482,11 +484,20 @@ class MemoryModel:
         whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
         if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:
             whole = 0.0
+        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
+        if self._rounds_shards(options):
+            shared -= weights
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
             whole = per.weight + per.total
-            return whole + (per.kept + per.master + self.optimizer.moment_bytes) / shards
-        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
         return whole + shared / shards
+
+    def _rounds_shards(self, options: StageOptions) -> bool:
+        """Return whether a rank keeps its weights only as single-precision shards."""
+        stage, traits = options.zero.stage, self.traits
+        whole = stage < SHARDED_GRADIENTS or (
+            stage == SHARDED_GRADIENTS and not traits.gathers_every_pass
+        )
+        return traits.rounds_gathered and not whole and self.per.master > 0
 
     def _whole_layers_bytes(self, per: ParameterBytes) -> float:
         """Return the bytes of unsharded weights and gradients that live while layers run.

@@ -164,6 +164,11 @@ class RuntimeTraits:
     accumulates_bf16_in_fp32: bool = True  # the same for bf16
     # Whether the product that computes a weight's gradient also adds it to the sum
     fused_accumulation: bool = False
+    # Whether each micro-batch's gradient is freed once it is added to the wider sum
+    frees_gradients: bool = False
+    # Whether the shards of ZeRO-3 are single-precision weights, which are rounded when gathered, so
+    # that no shards of narrower weights exist beside them
+    rounds_gathered: bool = False
     # Memory traffic of adding a micro-batch's gradients; None if it follows from the precision
     accumulation_bytes_per_parameter: float | None = None
     # Memory of weights and gradients on every rank; None if it follows from the precision
@@ -446,7 +451,8 @@ class RuntimeTraits:
         if self.fused_accumulation:
             kept, accumulation = width + total, 2 * total - width
         else:
-            kept = 2 * width + (total if total > width else 0)
+            alone = self.frees_gradients and total > width
+            kept = width + (0 if alone else width) + (total if total > width else 0)
             accumulation = width + 2 * total
         counts_anew = "gradients" in kept_formats
         return ParameterBytes(
