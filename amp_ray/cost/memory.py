@@ -133,6 +133,26 @@ class LayerMemory:
         working += layer.buffer_elements * self.rank.bytes_per_element / self.rank.tp
         return self.rank.micro_batch_size * max(logits, working)
 
+    @cached_property
+    def unused_gradients_bytes(self) -> tuple[float, float]:
+        """Bytes of an unused gradient of each shape of weights: of all blocks, and of the head.
+
+        Experts with weights of one shape share it. A router has none.
+        """
+        if not (self.traits.unused_gradients and self.traits.fused_accumulation):
+            return 0.0, 0.0
+        shapes = {
+            (layer.kind == "head", gemm.columns, gemm.inner, gemm.shard)
+            for layer in self.model.distinct_layers[0]
+            for gemm in layer.gemms
+            if gemm.has_weight and not gemm.keeps_precision
+        }
+        num_bytes = [0.0, 0.0]
+        for is_head, columns, inner, shard in shapes:
+            ranks = 1 if shard == "none" else self.rank.tp
+            num_bytes[is_head] += columns * inner / ranks * self.rank.bytes_per_element
+        return num_bytes[0], num_bytes[1]
+
     def _gathered_bytes(self, layer: Layer) -> float:
         if not (self.rank.sequence_parallel and self.traits.keeps_gathered_inputs):
             return 0.0
@@ -170,6 +190,8 @@ class MemoryModel:
     traits: RuntimeTraits  # traits of the runtime
     per: ParameterBytes  # bytes of a parameter
     constants: Constants  # context and allocator
+    # Unused gradients of all blocks, and of the head, as of `LayerMemory`
+    unused_bytes: tuple[float, float] = (0.0, 0.0)
     slice_share: float = 1.0  # as in `in_flight`
     part: str = ""  # the only one of `PARTS` that counts; empty for all of them
 
@@ -194,6 +216,7 @@ class MemoryModel:
             traits=layers.traits,
             per=_mean_bytes(layers),
             constants=constants,
+            unused_bytes=layers.unused_gradients_bytes,
         ).weighed()
 
     def only(self, part: str) -> Self:
@@ -420,6 +443,10 @@ class MemoryModel:
         columns[:, 4:6] = bucket, traits.bucket_elements
         columns[:, 6] = per.step / candidate.options.zero.shards(candidate.options.dp)
         columns[:, 7] = context
+        if candidate.options.zero.stage < SHARDED_GRADIENTS:
+            of_blocks, of_head = self.unused_bytes
+            columns[:, 7] += of_blocks
+            columns[-1, 7] += of_head
         columns[:, 8] = traits.allocator_factor * self.constants.allocator_scale
         return self._of_part(columns) if self.part else columns
 

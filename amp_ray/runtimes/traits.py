@@ -164,6 +164,9 @@ class RuntimeTraits:
     accumulates_bf16_in_fp32: bool = True  # the same for bf16
     # Whether the product that computes a weight's gradient also adds it to the sum
     fused_accumulation: bool = False
+    # Whether autograd then gets an unused gradient instead, one of each shape of weights, which stays
+    # (Transformer Engine 2.3 and newer, `get_dummy_wgrad`; Megatron-core also for heads)
+    unused_gradients: bool = False
     # Whether each micro-batch's gradient is freed once it is added to the wider sum
     frees_gradients: bool = False
     # Whether the shards of ZeRO-3 are single-precision weights, which are rounded when gathered, so

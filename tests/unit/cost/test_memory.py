@@ -11,7 +11,7 @@ from amp_ray.cost.memory import LayerMemory, MemoryModel, _largest_within
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
-from amp_ray.models.operator import Elementwise
+from amp_ray.models.operator import Elementwise, Gemm
 from amp_ray.runtimes.traits import RuntimeTraits, find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute, RecomputeKind
@@ -283,3 +283,32 @@ def test_stages_one_after_another_start_as_early_as_each_alone(seed: int) -> Non
         alone = part_starts(2, rows, stages[own], stages[own], tied, limits[own])
         assert parts[own].tolist() == alone.tolist()
     assert (whole < np.arange(num_layers + 1)).any()
+
+
+def test_an_unused_gradient_of_each_shape_of_weights_stays(
+    layers: LayerMemory, model: Model, block: Layer
+) -> None:
+    up = Gemm(name="up", rows=1, columns=40, inner=10, shard="columns", bias=40)
+    same, router = replace(up, name="gate"), replace(up, columns=4, keeps_precision=True)
+    activations = replace(up, columns=7, has_weight=False)
+    dense = replace(block, operators=(up, same, router, activations))
+    head = replace(block, kind="head", operators=(replace(up, columns=60),))
+    traits = replace(layers.traits, fused_accumulation=True, unused_gradients=True)
+    of_both = replace(
+        layers,
+        model=replace(model, layers=(dense, dense, head)),
+        rank=replace(layers.rank, tp=2),
+        traits=traits,
+    )
+    assert of_both.unused_gradients_bytes == (2 * 400 / 2, 2 * 600 / 2)
+    unfused = replace(of_both, traits=replace(traits, fused_accumulation=False))
+    assert unfused.unused_gradients_bytes == (0.0, 0.0)
+
+
+def test_unused_gradients_are_kept_where_the_layers_are(peaks: Peaks) -> None:
+    bounds, added = (0, 2, 4), {"unused_bytes": (30.0, 5.0)}
+    plain, more = peaks(bounds), peaks(bounds, fields=added)
+    assert np.subtract(more, plain).tolist() == [30.0, 35.0]
+    assert peaks(bounds, fields=added, degrees={"dp": 2, "zero_stage": 3}) == peaks(
+        bounds, degrees={"dp": 2, "zero_stage": 3}
+    )
