@@ -153,6 +153,17 @@ COLLECTIVE_RATIO_LIMIT = 3.0
 """A measured all-reduce may be this much faster or slower than the link's stated rate says."""
 
 
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "recomputes_norms": ("norm-1", "norm-2"),
+    "recomputes_expert_activations": ("experts-activation",),
+    "recomputes_latent_projections": (
+        *("query-norm", "query", "key-value-norm", "key-value"),
+        *("rotary", "keys"),
+    ),
+}
+"""Operators that a runtime with each trait runs again in every backward pass."""
+
+
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("forward", "backward")
 
 
@@ -207,6 +218,12 @@ class LayerWork:
             for operators in (self.layer.measurable, self.layer.core)
         )
         return core / whole * forward_s
+
+    def modules_s(self, rank: Rank) -> float:
+        """Return the seconds of the operators that the runtime recomputes in backward passes."""
+        kinds = [names for trait, names in MODULES.items() if getattr(self.traits, trait)]
+        operators = [op for op in self.layer.operators if any(op.name in names for names in kinds)]
+        return device_phases(operators, rank, self.constants).forward_s
 
     def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
         """Time the tensor-parallel communication of both passes, without the overlapped part.
@@ -424,7 +441,12 @@ class LayerCosts:
             ValueError: If the profile is measured, but not for this device and tp.
         """
         layers, positions = self.model.distinct_layers
-        rank = replace(rank, collective_host_s=ring.host_s)
+        rank = replace(
+            rank,
+            collective_host_s=ring.host_s,
+            expert_streams=self.traits.expert_streams,
+            reads_for_scales=self.traits.reads_for_scales,
+        )
         scale = self.constants.program_scale
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
         rows = np.array(
@@ -455,6 +477,8 @@ class LayerCosts:
             runs, again = self.traits.forward_runs, int(recompute == "full")
             if recompute == "selective":
                 core_s = work.core_s(rank, compute.forward_s)
+            if recompute != "full":
+                core_s += work.modules_s(rank)
         forward_s = compute.forward_s + forward_talk_s
         backward_s = compute.backward_s + backward_talk_s + self._accumulation_s(layer, rank)
         talk_s = (runs + again) * forward_talk_s + backward_talk_s

@@ -108,6 +108,8 @@ _DECODER: Final = (
     "attention_windows",
     "attention_bias",
     "expert_bias",
+    "clamped_activation",
+    "scaled_rotation",
     "query_key_norm",
     "post_norms",
 )
@@ -369,7 +371,9 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"query_key_norm": True},
     "qwen3_moe": {"query_key_norm": True},
     "gemma2": {"post_norms": True, "tied_embedding": True},
-    "gpt_oss": {"attention_bias": True, "expert_bias": True},
+    "gpt_oss": dict.fromkeys(
+        ("attention_bias", "expert_bias", "clamped_activation", "scaled_rotation"), True
+    ),
 }
 """Figures that are fixed for an architecture, unless its configuration sets them."""
 

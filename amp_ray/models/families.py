@@ -18,6 +18,7 @@ from amp_ray.models.blocks import (
     Kernels,
     Width,
     after_projections,
+    clamped,
     gated,
     gated_feed_forward,
     gelu,
@@ -201,7 +202,7 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
     if shape.key_value_rank:
         attended = latent_attention(block_width, shape)
     else:
-        attended = rotary_attention(block_width)
+        attended = rotary_attention(block_width, scaled=shape.scaled_rotation)
         if shape.attention_bias:
             attended = tuple(
                 replace(op, bias=op.columns) if isinstance(op, Gemm) and op.name == "qkv" else op
@@ -212,6 +213,8 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
     experts = None
     if has_experts:
         activation = gated("gated-silu", 1, fused=block_width.fused_pointwise)
+        if shape.clamped_activation:
+            activation = clamped(activation, 1)
         experts = _experts(shape, activation, is_gated=True)
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:

@@ -243,6 +243,12 @@ class ModelShape:
     """Biases of the products for queries, keys and values. Families: llama. Default: false."""
     expert_bias: bool = False
     """A bias of each expert is added to its results. Families: llama. Default: false."""
+    clamped_activation: bool = False
+    """Both halves that a gated activation of experts reads are clamped before it. Families: llama.
+    Default: false."""
+    scaled_rotation: bool = False
+    """Rotation also scales queries and keys (YaRN), which kernels that rotate in one pass do not
+    offer. Families: llama. Default: false."""
     query_key_norm: bool = False
     """Queries and keys are normed head by head. Families: llama. Default: false."""
     post_norms: bool = False

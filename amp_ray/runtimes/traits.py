@@ -103,6 +103,13 @@ class RuntimeTraits:
     attention_rate: float = FLASH_ATTENTION_2_RATE
     # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
     native_attention: bool = False
+    # Whether every backward pass runs norms again, whatever `recompute` says (Megatron-LM:
+    # `--recompute-modules layernorm`); memory is counted as if their results were kept
+    recomputes_norms: bool = False
+    # The same for activations of experts (`moe_act`)
+    recomputes_expert_activations: bool = False
+    # The same for products that make queries, keys and values from latents (`mla_up_proj`)
+    recomputes_latent_projections: bool = False
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
@@ -144,6 +151,9 @@ class RuntimeTraits:
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
+    # Whether 8-bit operands have one scale per tensor, found by reading them before they are cast
+    # (current scaling, Megatron-LM: `--fp8-recipe tensorwise`)
+    reads_for_scales: bool = False
     # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
     # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
     fp8_bytes_per_parameter: float = 2.0
@@ -237,6 +247,9 @@ class RuntimeTraits:
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
+    # Streams in which products and casts of experts run, a kernel for each expert; 0 if one kernel
+    # computes all of them
+    expert_streams: int = 0
     # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
     # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
     routing_launches: int = 0
@@ -246,7 +259,7 @@ class RuntimeTraits:
     # Whether all-to-alls of one micro-batch run beside the computation of another: forward passes
     # beside backward passes of the same layers
     overlaps_exchanges: bool = False
-    # Whether a token crosses the network once for all its experts of a node
+    # Whether a token is sent once to each node and to each rank that has experts for it
     sends_tokens_once: bool = False
 
     def __post_init__(self) -> None:

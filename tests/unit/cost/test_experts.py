@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.cost.collective import Path, exchange_s, start_s
+from amp_ray.cost.collective import NO_RING, Path, exchange_s, start_s
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
@@ -15,6 +16,7 @@ from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.units import BYTES_PER_ELEMENT
@@ -106,9 +108,52 @@ def test_biases_of_experts_are_added_in_single_precision() -> None:
     elements = 256 * 2 * 512
     assert bias.forward_elements == elements * (4 + 10 + 8 + 6) / 2
     assert bias.backward_elements == elements * (6 + 6 + 12 + 12 + 4) / 2
+    assert bias.num_kernels == 4 * 2 + 2  # product and sum for each of four experts
     (shared,) = (op for op in experts.spread(tp=2, ep=2, etp=2, load=1.0) if op.name == bias.name)
     assert isinstance(shared, Elementwise)
     assert shared.forward_elements == bias.forward_elements
+
+
+def test_clamps_and_scaled_rotation_are_kernels_of_their_own() -> None:
+    """A rank's 512 copies of tokens go through experts of the width that the model states."""
+    plain, changed = (
+        experiment_from(MOE.replace("num_experts: 8", f"{figures}num_experts: 8")).model.layers[-3]
+        for figures in ("", "clamped_activation: true, scaled_rotation: true, ")
+    )
+    assert changed.experts is not None
+    inner = 2 * 256 * changed.experts.feed_forward
+    (rotation,) = (op for op in plain.elementwise if op.name == "rotary")
+    rotated = rotation.forward_elements / 2
+    added = {
+        "experts-activation": (8 * inner, 15 * inner, 3),
+        "rotary": (10 * rotated, 12 * rotated, 10),
+    }
+    for before, after in zip(plain.operators, changed.operators, strict=True):
+        if isinstance(before, Elementwise) and isinstance(after, Elementwise):
+            forward, backward, kernels = added.get(before.name, (0, 0, 0))
+            assert after.forward_elements == before.forward_elements + forward
+            assert after.backward_elements == before.backward_elements + backward
+            assert after.num_kernels == before.num_kernels + kernels
+
+
+def test_parts_of_a_block_are_recomputed_in_every_backward_pass() -> None:
+    """Two norms and an activation again, unless the whole block is."""
+    traits = replace(EXPERIMENT.traits, recomputes_norms=True, recomputes_expert_activations=True)
+    options, ring = StageOptions(tp=1, dp=8), NO_RING
+    names = ("norm-1", "norm-2", "experts-activation")
+    kinds: tuple[RecomputeKind, ...] = ("none", "full")
+    for kind in kinds:
+        chosen = replace(options, recompute=Recompute(kind=kind))
+        plain, again = (
+            CostModel(experiment=replace(EXPERIMENT, traits=each)).time_tables
+            for each in (EXPERIMENT.traits, traits)
+        )
+        before, after = (tables.table((0,), ring, chosen, 2)[0] for tables in (plain, again))
+        rank = Rank.of(EXPERIMENT.cluster.device_types[0], chosen, 2, "bf16")
+        parts = [op for op in EXPERIMENT.model.layers[-3].operators if op.name in names]
+        added_s = device_phases(parts, rank, EXPERIMENT.constants).forward_s
+        block = after[1, 4] - after[1, 3] - (before[1, 4] - before[1, 3])
+        assert block == pytest.approx(added_s if kind == "none" else 0.0, abs=1e-12)
 
 
 def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
@@ -161,12 +206,13 @@ def test_an_all_to_all_takes_what_leaves_the_busiest_node(groups: list[list[int]
 
 @pytest.mark.parametrize("copies", [2, 8])
 def test_a_token_crosses_the_network_once_for_all_its_experts_of_a_node(copies: int) -> None:
-    """Over two nodes hardly more than one copy of a token leaves its own."""
+    """Over two nodes hardly more than one copy of a token leaves its own; a rank gets one."""
     topology = CostModel(experiment=EXPERIMENT).topology
     every, once = (topology.exchange([list(range(8))], number) for number in (1, copies))
     assert once.bytes_per_s / every.bytes_per_s == pytest.approx(copies / 2 / (1 - 0.5**copies))
-    inside = [topology.exchange([[0, 1, 2, 3]], number) for number in (1, copies)]
-    assert inside[0] == inside[1]
+    every, once = (topology.exchange([[0, 1, 2, 3]], number) for number in (1, copies))
+    ranks = 4 * (1 - 0.75**copies)
+    assert once.bytes_per_s / every.bytes_per_s == pytest.approx(copies / ranks)
 
 
 def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
