@@ -1,10 +1,10 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 
@@ -44,6 +44,12 @@ PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activatio
 GATHERED_COPIES = 2
 """Under sequence parallelism a product reads its whole input; in the backward pass, the whole
 gradient of that input also exists until it is scattered."""
+
+READERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "recomputes_expert_activations": ("experts-out",),
+    "recomputes_latent_projections": ("attention", "scores", "context"),
+}
+"""Operators whose inputs a runtime with each trait does not keep, but computes again."""
 
 NOT_TIED = np.array([-1.0, -1.0, 0.0])
 """Placeholder for the two layers that share a weight, if there are none."""
@@ -106,13 +112,36 @@ class LayerMemory:
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if _runs_again(layer, again):
-            return size * width * layer.output_elements / self._divides_tokens  # as its input
+            kept = width * layer.output_elements / self._divides_tokens  # as its input
+            return size * kept * self._kept_share(layer)
+        layer = self._without_repeated(layer)
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if again == "selective":
             kept -= self._each(layer.core_saved_bytes)
         if self.rank.precision == "fp8" and layer.kind == "block":
             kept -= (width - BYTES_PER_FP8) / width * self._each(layer.cast_saved_bytes)
-        return size * kept
+        return size * kept * self._kept_share(layer)
+
+    def _without_repeated(self, layer: Layer) -> Layer:
+        """Return a layer that does not keep the inputs that the runtime always computes again."""
+        traits = [trait for trait in READERS if getattr(self.traits, trait)]
+        readers = {name for trait in traits for name in READERS[trait]}
+        if not readers:
+            return layer
+        operators = (
+            replace(op, saved_elements=0.0) if op.name in readers else op for op in layer.operators
+        )
+        return replace(layer, operators=tuple(operators))
+
+    def _kept_share(self, layer: Layer) -> float:
+        """Return the share of blocks whose activations are in the device's memory.
+
+        While those of a block are on their way to the host or back, they are still there.
+        """
+        blocks = self.model.block_counts[-1]
+        if layer.kind != "block" or not self.traits.offloaded_blocks:
+            return 1.0
+        return max(1.0, blocks - self.traits.offloaded_blocks + 1.0) / blocks
 
     def temporary_bytes(self, layer: Layer, again: RecomputeKind) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
@@ -154,9 +183,18 @@ class LayerMemory:
         return num_bytes[0], num_bytes[1]
 
     def _gathered_bytes(self, layer: Layer) -> float:
-        if not (self.rank.sequence_parallel and self.traits.keeps_gathered_inputs):
+        """Return the bytes of inputs that are kept whole although tokens are divided.
+
+        Experts that tp divides get all tokens before they are sorted, which no pass does again.
+        """
+        if not self.rank.sequence_parallel:
             return 0.0
-        elements = sum(op.saved_elements for op in layer.gemms if op.all_reduce == "backward")
+        elements = sum(
+            op.saved_elements
+            for op in layer.gemms
+            if (op.is_expert and not op.saved_sharded)
+            or (op.all_reduce == "backward" and self.traits.keeps_gathered_inputs)
+        )
         return elements * self.rank.bytes_per_element * (1 - 1 / self.rank.tp)
 
     def _each(self, saved_bytes: SavedBytes) -> float:

@@ -185,7 +185,10 @@ def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Laye
     dense = gpt_block(width, name="block", dropout=dropout)
     if not shape.num_experts:
         return (dense,) * shape.num_layers
-    experts = _experts(shape, gelu(1, fused=width.fused), is_gated=False)
+    activation = gelu(1, fused=width.fused)
+    if width.weighs_activations:
+        activation = replace(activation, saved_elements=activation.saved_elements + 1)
+    experts = _experts(shape, activation, is_gated=False)
     shared: tuple[Operator, ...] = ()
     if shape.shared_feed_forward_size:
         shared = gelu_feed_forward(replace(width, feed_forward=shape.shared_feed_forward_size))

@@ -174,8 +174,8 @@ class RuntimeTraits:
     accumulates_bf16_in_fp32: bool = True  # the same for bf16
     # Whether the product that computes a weight's gradient also adds it to the sum
     fused_accumulation: bool = False
-    # Whether autograd then gets an unused gradient instead, one of each shape of weights, which stays
-    # (Transformer Engine 2.3 and newer, `get_dummy_wgrad`; Megatron-core also for heads)
+    # Whether autograd then gets an unused gradient, one of each shape of weights, which stays
+    # (Transformer Engine newer than 2.2, `get_dummy_wgrad`; Megatron-core also for heads)
     unused_gradients: bool = False
     # Whether each micro-batch's gradient is freed once it is added to the wider sum
     frees_gradients: bool = False
@@ -239,6 +239,9 @@ class RuntimeTraits:
     # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
+    # Blocks whose activations wait in the host's memory for the backward pass, without a pipeline
+    # (Megatron-LM: `--cpu-offloading-num-layers`); transfers hide behind computation
+    offloaded_blocks: int = 0
     # Whether stages may differ in tp and dp and share samples unevenly
     unequal_stages: bool = False
     token_slices: bool = False  # whether stages can pass on slices of sequences
@@ -253,6 +256,9 @@ class RuntimeTraits:
     # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
     # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
     routing_launches: int = 0
+    # Whether an activation of experts that is no fused gated kernel is multiplied by the router's
+    # weight in a kernel of its own, which keeps it once more
+    weighs_activations: bool = False
     # Those of them for which the device waits, because the host has just waited for it
     waiting_launches: int = 0
     waits_for_tokens: bool = False  # whether the host waits until tokens for experts have arrived
@@ -335,6 +341,8 @@ class RuntimeTraits:
             return f"runtime {self.name!r} has no tensor parallelism, found tp {tp}"
         if pp > 1 and not self.pipeline_parallel:
             return f"runtime {self.name!r} has no pipeline, found pp {pp}"
+        if pp > 1 and self.offloaded_blocks:
+            return f"offloaded_blocks work without a pipeline, found pp {pp}: set max_pp: 1"
         return None
 
     def why_no_zero(self, zero: Zero, pp: int) -> str | None:

@@ -312,3 +312,42 @@ def test_unused_gradients_are_kept_where_the_layers_are(peaks: Peaks) -> None:
     assert peaks(bounds, fields=added, degrees={"dp": 2, "zero_stage": 3}) == peaks(
         bounds, degrees={"dp": 2, "zero_stage": 3}
     )
+
+
+def test_activations_of_offloaded_blocks_wait_in_the_hosts_memory(
+    layers: LayerMemory, block: Layer, peaks: Peaks
+) -> None:
+    bounds = (0, 4)
+    (kept, less), (most, _) = (
+        peaks(bounds, offloaded_blocks=number) + peaks(bounds, offloaded_blocks=number + 1)
+        for number in (0, 4)
+    )
+    assert kept == less  # one block's are on their way
+    assert kept - most == 3 * layers.kept_bytes(block, "none")
+    offloads = replace(layers.traits, offloaded_blocks=2)
+    assert offloads.why_no_grid(1, 1) is None
+    assert "without a pipeline" in (offloads.why_no_grid(1, 2) or "")
+
+
+def test_inputs_that_the_runtime_computes_again_are_not_kept(
+    layers: LayerMemory, block: Layer
+) -> None:
+    second = Gemm(name="experts-out", rows=1, columns=10, inner=30, saved_elements=30.0)
+    operators = (*block.operators, second)
+    of_experts = replace(block, operators=operators)
+    repeats = replace(layers, traits=replace(layers.traits, recomputes_expert_activations=True))
+    saved = layers.kept_bytes(of_experts, "none") - layers.kept_bytes(block, "none")
+    assert saved == 60.0
+    assert repeats.kept_bytes(of_experts, "none") == layers.kept_bytes(block, "none")
+
+
+def test_inputs_of_divided_experts_stay_whole_where_tokens_are_divided(
+    layers: LayerMemory, block: Layer
+) -> None:
+    first = Gemm(
+        name="experts-in", rows=1, columns=10, inner=30, saved_elements=40.0, is_expert=True
+    )
+    divided = replace(layers, rank=replace(layers.rank, tp=2, sequence_parallel=True))
+    for sharded, kept in ((False, 80.0), (True, 40.0)):
+        operators = (replace(first, saved_sharded=sharded),)
+        assert divided.kept_bytes(replace(block, operators=operators), "none") == kept
