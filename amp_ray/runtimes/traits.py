@@ -240,7 +240,7 @@ class RuntimeTraits:
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
     # Blocks whose activations wait in the host's memory for the backward pass, without a pipeline
-    # (Megatron-LM: `--cpu-offloading-num-layers`); transfers hide behind computation
+    # (Megatron-LM: `--cpu-offloading-num-layers`); transfers run beside computation
     offloaded_blocks: int = 0
     # Whether stages may differ in tp and dp and share samples unevenly
     unequal_stages: bool = False
