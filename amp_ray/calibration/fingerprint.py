@@ -56,6 +56,7 @@ _LATER_TRAITS: Final = (
     *("expert_streams", "reads_for_scales", "recomputes_norms"),
     *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
     *("frees_gradients", "rounds_gathered", "offloaded_blocks", "weighs_activations"),
+    "exchange_multiprocessors",
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""

@@ -14,8 +14,16 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, exchange_s, start_s
-from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, stream_s
+from amp_ray.cost.collective import (
+    NO_RING,
+    Path,
+    all_gather_s,
+    all_reduce_s,
+    exchange_s,
+    start_s,
+    taken_share,
+)
+from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, looped_kernels, stream_s
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
@@ -153,17 +161,6 @@ COLLECTIVE_RATIO_LIMIT = 3.0
 """A measured all-reduce may be this much faster or slower than the link's stated rate says."""
 
 
-MODULES: Final[Mapping[str, tuple[str, ...]]] = {
-    "recomputes_norms": ("norm-1", "norm-2"),
-    "recomputes_expert_activations": ("experts-activation",),
-    "recomputes_latent_projections": (
-        *("query-norm", "query", "key-value-norm", "key-value"),
-        *("rotary", "keys"),
-    ),
-}
-"""Operators that a runtime with each trait runs again in every backward pass."""
-
-
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("forward", "backward")
 
 
@@ -221,8 +218,8 @@ class LayerWork:
 
     def modules_s(self, rank: Rank) -> float:
         """Return the seconds of the operators that the runtime recomputes in backward passes."""
-        kinds = [names for trait, names in MODULES.items() if getattr(self.traits, trait)]
-        operators = [op for op in self.layer.operators if any(op.name in names for names in kinds)]
+        names, _ = self.traits.recomputed_operators
+        operators = [op for op in self.layer.operators if op.name in names]
         return device_phases(operators, rank, self.constants).forward_s
 
     def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
@@ -328,8 +325,9 @@ class LayerWork:
         host_s = host * self.host_s
         host_backward_s = self.constants.host_backward_ratio * host_s
         forward_starts_s, backward_starts_s = self._starts_s(rank)
-        host_s += forward_launches * self.launch_s + forward_starts_s
-        host_backward_s += backward_launches * self.launch_s + backward_starts_s
+        forward_loops_s, backward_loops_s = self._loops_s(rank)
+        host_s += forward_launches * self.launch_s + forward_starts_s + forward_loops_s
+        host_backward_s += backward_launches * self.launch_s + backward_starts_s + backward_loops_s
         if self.traits.blocking_launches:
             return Phases(
                 forward_s=forward_s + host_s,
@@ -359,6 +357,16 @@ class LayerWork:
             return routing, held
         forward, backward = self._collectives(rank)
         return forward + routing, backward + held
+
+    def _loops_s(self, rank: Rank) -> tuple[float, float]:
+        """Return host seconds of both passes for kernels that a compiled loop launches.
+
+        There is a kernel for each expert. The host takes at least as long for each of them as a
+        device that always finds the next one in its queue.
+        """
+        loops = [looped_kernels(op, rank) for op in self.layer.gemms]
+        price = self.constants.kernel_gap_s * self.constants.host_scale
+        return price * sum(each[0] for each in loops), price * sum(each[1] for each in loops)
 
     def _collectives(self, rank: Rank) -> tuple[int, int]:
         """Return how many all-reduces, or gathers and scatters, both passes have."""
@@ -495,12 +503,15 @@ class LayerCosts:
         If the runtime does not wait for all-reduces, they first use the time in which the device
         waits for the host. So do all-to-alls, if the host's part in them is known, except for those
         of the forward pass that the host waits for: half of the bytes. If they run beside another
-        micro-batch, both passes of a layer together hide as much as they compute.
+        micro-batch, both passes of a layer together hide as much as they compute, on the
+        multiprocessors that the all-to-alls leave.
         """
         ring, exchange = paths
         exchange_s = work.exchanges_s(rank, exchange)
         if self.traits.overlaps_exchanges:
-            exchange_s = max(0.0, exchange_s - (compute.forward_s + compute.backward_s) / 2)
+            taken = taken_share(rank.device, self.traits.exchange_multiprocessors)
+            beyond_s = exchange_s - (compute.forward_s + compute.backward_s) / 2
+            exchange_s = max(taken * exchange_s, beyond_s)
         forward_s, backward_s = (
             talk_s + work.restarts_s(direction, rank)
             for direction, talk_s in zip(PASSES, work.talk_s(rank, ring, compute), strict=True)

@@ -1,10 +1,10 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
-from typing import Final, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -44,12 +44,6 @@ PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activatio
 GATHERED_COPIES = 2
 """Under sequence parallelism a product reads its whole input; in the backward pass, the whole
 gradient of that input also exists until it is scattered."""
-
-READERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "recomputes_expert_activations": ("experts-out",),
-    "recomputes_latent_projections": ("attention", "scores", "context"),
-}
-"""Operators whose inputs a runtime with each trait does not keep, but computes again."""
 
 NOT_TIED = np.array([-1.0, -1.0, 0.0])
 """Placeholder for the two layers that share a weight, if there are none."""
@@ -114,24 +108,14 @@ class LayerMemory:
         if _runs_again(layer, again):
             kept = width * layer.output_elements / self._divides_tokens  # as its input
             return size * kept * self._kept_share(layer)
-        layer = self._without_repeated(layer)
+        if layer.kind == "block":
+            layer = self._without_recomputed(layer)
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if again == "selective":
             kept -= self._each(layer.core_saved_bytes)
         if self.rank.precision == "fp8" and layer.kind == "block":
             kept -= (width - BYTES_PER_FP8) / width * self._each(layer.cast_saved_bytes)
         return size * kept * self._kept_share(layer)
-
-    def _without_repeated(self, layer: Layer) -> Layer:
-        """Return a layer that does not keep the inputs that the runtime always computes again."""
-        traits = [trait for trait in READERS if getattr(self.traits, trait)]
-        readers = {name for trait in traits for name in READERS[trait]}
-        if not readers:
-            return layer
-        operators = (
-            replace(op, saved_elements=0.0) if op.name in readers else op for op in layer.operators
-        )
-        return replace(layer, operators=tuple(operators))
 
     def _kept_share(self, layer: Layer) -> float:
         """Return the share of blocks whose activations are in the device's memory.
@@ -181,6 +165,16 @@ class LayerMemory:
             ranks = 1 if shard == "none" else self.rank.tp
             num_bytes[is_head] += columns * inner / ranks * self.rank.bytes_per_element
         return num_bytes[0], num_bytes[1]
+
+    def _without_recomputed(self, layer: Layer) -> Layer:
+        """Return a block that keeps no inputs which the runtime always makes again."""
+        _, free = self.traits.recomputed_operators
+        if not free:
+            return layer
+        operators = (
+            replace(op, saved_elements=0.0) if op.name in free else op for op in layer.operators
+        )
+        return replace(layer, operators=tuple(operators))
 
     def _gathered_bytes(self, layer: Layer) -> float:
         """Return the bytes of inputs that are kept whole although tokens are divided.

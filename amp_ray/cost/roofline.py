@@ -228,6 +228,15 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     )
 
 
+def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:
+    """Return the kernels of both passes that the host launches expert by expert."""
+    if not (gemm.is_expert and rank.expert_streams):
+        return 0, 0
+    experts = round(gemm.batch / (rank.tp if gemm.shard == "batch" else 1))
+    casts = (1 + SCALE_KERNELS * rank.reads_for_scales) if rank.precision == "fp8" else 0
+    return experts * (1 + casts), experts * (BACKWARD_KERNELS_PER_FORWARD + casts)
+
+
 def _cast_s(elements: float, rank: Rank, constants: Constants, *, after_norm: bool) -> float:
     """Time the cast of an operand to 8-bit floats; a norm before it has found its scale."""
     scales = rank.reads_for_scales and not after_norm

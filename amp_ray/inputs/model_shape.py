@@ -55,6 +55,7 @@ _FIGURES: Final[Mapping[str, Any]] = {
     "num_decoder_layers": Layers,
     "blocks": Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)],
     "first_dense_layers": Index,
+    "mtp_layers": Index,
     "attention_windows": Annotated[list[Index], Field(min_length=1)],
 }
 """Types of the figures that are neither a count of at least 1 nor a flag."""
@@ -112,6 +113,7 @@ _DECODER: Final = (
     "scaled_rotation",
     "query_key_norm",
     "post_norms",
+    "mtp_layers",
 )
 """Figures of newer decoder families."""
 

@@ -389,18 +389,16 @@ def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
     )
 
 
-def clamped(activation: Elementwise, inner: int) -> Elementwise:
-    """Return a gated activation of ``inner`` elements with the clamps before it.
-
-    The clamps keep what they read, the activation what they write.
-    """
+def clamps(inner: int) -> Elementwise:
+    """Return the clamps of what a gated activation of ``inner`` elements reads, which it keeps."""
     forward, backward, kernels = CLAMPS
-    return replace(
-        activation,
-        forward_elements=activation.forward_elements + forward * inner,
-        backward_elements=activation.backward_elements + backward * inner,
-        num_kernels=activation.num_kernels + kernels,
-        saved_elements=activation.saved_elements + 2 * inner,
+    return Elementwise(
+        name="clamps",
+        forward_elements=forward * inner,
+        backward_elements=backward * inner,
+        num_kernels=kernels,
+        sharded=True,
+        saved_elements=2 * inner,
     )
 
 

@@ -154,7 +154,8 @@ class Experts:
     feed_forward: int  # inner width of one expert
     num_experts: int  # in the layer
     per_token: int  # experts that a token goes through
-    activation: Elementwise  # the kernel between both products, for one element of the inner width
+    # Kernels between both products, for one element of the inner width; the last one activates
+    activations: tuple[Elementwise, ...]
     is_gated: bool = True  # whether the first product is as wide again, for the gate
     # Whether a bias of its expert, weighed by the router, is added to each result
     has_bias: bool = False
@@ -249,7 +250,7 @@ class Experts:
             etp: Ranks that divide each expert; 0 if tp divides it like other weights.
             ranks: Ranks of the group with different experts.
         """
-        inner, activation, parts = rows * self.feed_forward, self.activation, max(etp, 1)
+        inner, parts = rows * self.feed_forward, max(etp, 1)
         width = self.feed_forward // parts
         first = Gemm(
             name="experts-in",
@@ -265,13 +266,16 @@ class Experts:
         )
         return (
             first,
-            replace(
-                activation,
-                name="experts-activation",
-                forward_elements=activation.forward_elements * inner,
-                backward_elements=activation.backward_elements * inner,
-                saved_elements=activation.saved_elements * inner,
-                sharded=True,
+            *(
+                replace(
+                    op,
+                    name=f"experts-{op.name}",
+                    forward_elements=op.forward_elements * inner,
+                    backward_elements=op.backward_elements * inner,
+                    saved_elements=op.saved_elements * inner,
+                    sharded=True,
+                )
+                for op in self.activations
             ),
             replace(
                 first,

@@ -104,7 +104,7 @@ class RuntimeTraits:
     # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
     native_attention: bool = False
     # Whether every backward pass runs norms again, whatever `recompute` says (Megatron-LM:
-    # `--recompute-modules layernorm`); memory is counted as if their results were kept
+    # `--recompute-modules layernorm`), so that the products behind them keep no input
     recomputes_norms: bool = False
     # The same for activations of experts (`moe_act`)
     recomputes_expert_activations: bool = False
@@ -265,8 +265,21 @@ class RuntimeTraits:
     # Whether all-to-alls of one micro-batch run beside the computation of another: forward passes
     # beside backward passes of the same layers
     overlaps_exchanges: bool = False
+    # Multiprocessors that all-to-alls take while they run beside computation; by default those of
+    # NCCL's channels
+    exchange_multiprocessors: int = 24
     # Whether a token is sent once to each node and to each rank that has experts for it
     sends_tokens_once: bool = False
+
+    @property
+    def recomputed_operators(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Names of operators that backward passes run again, and of those that keep nothing then.
+
+        See `RECOMPUTED`.
+        """
+        chosen = [RECOMPUTED[trait] for trait in RECOMPUTED if getattr(self, trait)]
+        again, free = (frozenset(name for part in chosen for name in part[i]) for i in (0, 1))
+        return again, free
 
     def __post_init__(self) -> None:
         """Raise if the cost model cannot price a trait, or the launch limit leaves no time."""
@@ -566,6 +579,28 @@ class ParameterBytes:
     master: float  # memory of single-precision copies, which ZeRO-1 shards
     step: float  # temporary memory of the optimizer step
     step_traffic: float  # traffic of the step without the optimizer's update
+
+
+RECOMPUTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "recomputes_norms": (
+        ("norm-1", "norm-2"),
+        (
+            *("qkv", "query-latent", "key-value-latent"),
+            *("feed-forward-in", "shared-feed-forward-in", "router"),
+        ),
+    ),
+    "recomputes_expert_activations": (
+        ("experts-clamps", "experts-activation"),
+        ("experts-clamps", "experts-out"),
+    ),
+    "recomputes_latent_projections": (
+        ("query-norm", "query", "key-value-norm", "key-value", "rotary", "keys"),
+        ("query", "key-value", "attention"),
+    ),
+}
+"""Operators of a block that each trait runs again, and operators that keep no input because it is
+made again. Attention still keeps the sums of its softmax, and its result as the input of the next
+product."""
 
 
 def _set_or(value: float | None, otherwise: float) -> float:

@@ -218,6 +218,14 @@ SECTIONS: Final[Mapping[str, Section]] = {
             today_jobs.not_expressible,
         ),
     ),
+    "deepseek": Section(
+        title="DeepSeek-V3's training on 2,048 H800 (target: error 10 %)",
+        compute=_of_table(
+            "deepseek",
+            lambda table: today_jobs.time_figures(table.rows),
+            lambda table: today_jobs.refusals(table.rows),
+        ),
+    ),
     "mlperf": Section(
         title="MLPerf training 4.1 and 5.0, 405B and 175B on H100, H200, GB200 (target: error 7 %, "
         "memory 15 %, none refused)",

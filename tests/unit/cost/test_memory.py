@@ -329,18 +329,6 @@ def test_activations_of_offloaded_blocks_wait_in_the_hosts_memory(
     assert "without a pipeline" in (offloads.why_no_grid(1, 2) or "")
 
 
-def test_inputs_that_the_runtime_computes_again_are_not_kept(
-    layers: LayerMemory, block: Layer
-) -> None:
-    second = Gemm(name="experts-out", rows=1, columns=10, inner=30, saved_elements=30.0)
-    operators = (*block.operators, second)
-    of_experts = replace(block, operators=operators)
-    repeats = replace(layers, traits=replace(layers.traits, recomputes_expert_activations=True))
-    saved = layers.kept_bytes(of_experts, "none") - layers.kept_bytes(block, "none")
-    assert saved == 60.0
-    assert repeats.kept_bytes(of_experts, "none") == layers.kept_bytes(block, "none")
-
-
 def test_inputs_of_divided_experts_stay_whole_where_tokens_are_divided(
     layers: LayerMemory, block: Layer
 ) -> None:
