@@ -505,7 +505,7 @@ class MemoryModel:
         frees = zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
         weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
         if self._rounds_shards(options):
-            weights = 0.0
+            weights, optimizer = per.master / shards, self.optimizer.moment_bytes / shards
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
             weights += width
         gradients = self._kept_bytes(per, options) - weights - optimizer

@@ -339,3 +339,15 @@ def test_inputs_of_divided_experts_stay_whole_where_tokens_are_divided(
     for sharded, kept in ((False, 80.0), (True, 40.0)):
         operators = (replace(first, saved_sharded=sharded),)
         assert divided.kept_bytes(replace(block, operators=operators), "none") == kept
+
+
+def test_single_precision_shards_are_weights_where_they_are_rounded_when_gathered(
+    layers: LayerMemory, constants: Constants
+) -> None:
+    traits = replace(
+        layers.traits, rounds_gathered=True, frees_gradients=True, accumulates_fp16_in_fp32=True
+    )
+    rounds = replace(layers, traits=replace(traits, master_bytes_per_parameter=4.0))
+    memory = memory_of(rounds, constants, dp=4, zero_stage=3)
+    bytes_of = {part: memory.only(part).peak(0, 0, 4) for part in ("weights", "gradients")}
+    assert bytes_of == {"weights": 400.0, "gradients": 400.0}
