@@ -160,7 +160,7 @@ def test_emulated_ranks_hold_a_shard_of_the_weights(bench: Bench, zero_stage: in
     setting = Setting(model="tiny", figures=TINY, num_layers=2, zero_stage=zero_stage, dp=8)
     (row,) = measure_step(bench, setting)
     check([row])
-    # Single-precision weights and two moments. With stage 2, weights are gathered, too, and those in
+    # Single-precision weights and two moments. With stage 2 weights are gathered, too, and those in
     # single precision are states of the optimizer.
     predicted = row.detail["predicted_parts"]
     shards = predicted["optimizer"] + (predicted["weights"] if zero_stage == 3 else 0.0)
