@@ -493,6 +493,9 @@ class LayerCosts:
                 core_s += work.modules_s(rank)
         forward_s = compute.forward_s + forward_talk_s
         backward_s = compute.backward_s + backward_talk_s + self._accumulation_s(layer, rank)
+        if layer.kind == "block" and self.traits.offloaded_blocks:
+            offload_s = self._offload_s(layer, rank)
+            forward_s, backward_s = max(forward_s, offload_s), max(backward_s, offload_s)
         talk_s = (runs + again) * forward_talk_s + backward_talk_s
         return runs * forward_s, again * forward_s + core_s + backward_s, talk_s
 
@@ -524,6 +527,15 @@ class LayerCosts:
                 waited_s = exchange_s / 2 if self.traits.waits_for_tokens else 0.0
                 return max(waited_s, forward_s + exchange_s), max(0.0, backward_s + exchange_s)
         return max(0.0, forward_s) + exchange_s, max(0.0, backward_s) + exchange_s
+
+    def _offload_s(self, layer: Layer, rank: Rank) -> float:
+        """Return the time in which a block's share of activations goes to the host, or comes back.
+
+        Transfers are spread over all blocks (Transformer Engine, `get_cpu_offload_context`).
+        """
+        kept = layer.saved_bytes(tp=rank.tp, bytes_per_element=rank.bytes_per_element)
+        share = min(1.0, self.traits.offloaded_blocks / self.model.block_counts[-1])
+        return share * rank.micro_batch_size * kept / rank.device.host_bytes_per_s
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
         """Time a layer without counted work by its measurements alone.

@@ -66,6 +66,8 @@ class Kernels:
     # Whether attention copies queries, keys and values to separate tensors, then keys and values
     # into one tensor for the rotary kernel, and finally its result
     packs_heads: bool = False
+    # Whether an activation of experts is kept before and after its product with the router's weight
+    weighs_activations: bool = False
 
 
 UNFUSED: Final = Kernels()

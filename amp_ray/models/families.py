@@ -225,6 +225,8 @@ def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Laye
     if not shape.num_experts:
         return (dense,) * shape.num_layers
     activation = replace(gelu(1, fused=width.fused), name="activation")
+    if width.weighs_activations:
+        activation = replace(activation, saved_elements=activation.saved_elements + 1)
     experts = _experts(shape, (activation,), is_gated=False)
     shared: tuple[Operator, ...] = ()
     if shape.shared_feed_forward_size:

@@ -175,6 +175,14 @@ class RuntimeTraits:
     accumulates_bf16_in_fp32: bool = True  # the same for bf16
     # Whether the product that computes a weight's gradient also adds it to the sum
     fused_accumulation: bool = False
+    # Whether autograd then gets an unused gradient, one of each shape of weights, which stays
+    # (Transformer Engine newer than 2.2, `get_dummy_wgrad`; Megatron-core also for heads)
+    unused_gradients: bool = False
+    # Whether each micro-batch's gradient is freed once it is added to the wider sum
+    frees_gradients: bool = False
+    # Whether the shards of ZeRO-3 are single-precision weights, which are rounded when gathered, so
+    # that no shards of narrower weights exist beside them
+    rounds_gathered: bool = False
     # Memory traffic of adding a micro-batch's gradients; None if it follows from the precision
     accumulation_bytes_per_parameter: float | None = None
     # Memory of weights and gradients on every rank; None if it follows from the precision
@@ -232,6 +240,9 @@ class RuntimeTraits:
     # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
+    # Blocks whose activations wait in the host's memory for the backward pass, without a pipeline
+    # (Megatron-LM: `--cpu-offloading-num-layers`); transfers run beside computation
+    offloaded_blocks: int = 0
     # Whether stages may differ in tp and dp and share samples unevenly
     unequal_stages: bool = False
     token_slices: bool = False  # whether stages can pass on slices of sequences
@@ -246,6 +257,9 @@ class RuntimeTraits:
     # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
     # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
     routing_launches: int = 0
+    # Whether an activation of experts that is no fused gated kernel is multiplied by the router's
+    # weight in a kernel of its own, which keeps it once more
+    weighs_activations: bool = False
     # Those of them for which the device waits, because the host has just waited for it
     waiting_launches: int = 0
     waits_for_tokens: bool = False  # whether the host waits until tokens for experts have arrived
@@ -345,6 +359,8 @@ class RuntimeTraits:
             return f"runtime {self.name!r} has no tensor parallelism, found tp {tp}"
         if pp > 1 and not self.pipeline_parallel:
             return f"runtime {self.name!r} has no pipeline, found pp {pp}"
+        if pp > 1 and self.offloaded_blocks:
+            return f"offloaded_blocks work without a pipeline, found pp {pp}: set max_pp: 1"
         return None
 
     def why_no_zero(self, zero: Zero, pp: int) -> str | None:
@@ -477,7 +493,8 @@ class RuntimeTraits:
         if self.fused_accumulation:
             kept, accumulation = width + total, 2 * total - width
         else:
-            kept = 2 * width + (total if total > width else 0)
+            alone = self.frees_gradients and total > width
+            kept = width + (0 if alone else width) + (total if total > width else 0)
             accumulation = width + 2 * total
         counts_anew = "gradients" in kept_formats
         return ParameterBytes(

@@ -173,6 +173,11 @@ SECTIONS: Final[Mapping[str, Section]] = {
         compute=_of_table(
             "megatron_golden",
             lambda table: today_jobs.memory_figures(table.rows, "last"),
+            lambda table: {
+                "attention as stated": today_jobs.memory_figures(
+                    [row for row in table.rows if row.doubt != "attention"], "last"
+                )["no measurement"]
+            },
             today_jobs.not_expressible,
         ),
     ),
