@@ -19,6 +19,10 @@ COLLECTIVE_CHANNELS: Final = 24
 """Multiprocessors used by an NCCL ring in a node of eight A100: one per channel, with two channels
 on each of twelve NVLinks."""
 
+BUFFER_CHANNELS: Final = 9
+"""The same where gathers and scatters of sequence parallelism overlap with products through user
+buffers: the mean of the bulk transfers in Megatron-Bridge 0.3.1 (`training/comm_overlap.py`)."""
+
 MOST_TAKEN: Final = 0.5
 """Maximum share on a device with few multiprocessors, or on a CPU core, which also copies."""
 

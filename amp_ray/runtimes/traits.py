@@ -235,8 +235,13 @@ class RuntimeTraits:
     scatters_gradients: bool = False
     # Whether gradients are reduced during the last backward pass
     overlaps_gradient_sync: bool = False
+    # Whether with ZeRO-1 they are reduced all at once after it instead, in no buckets
+    reduces_sharded_at_once: bool = False
     # Whether updated weights are gathered during the next forward pass
     overlaps_weight_gather: bool = False
+    # Host seconds for each weight and rank of a shard group, if ZeRO-1 copies gathered weights
+    # slice by slice
+    gather_slice_s: float = 0.0
     # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
