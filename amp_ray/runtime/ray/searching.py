@@ -97,12 +97,12 @@ def search_candidates(
     if workers.forced:
         _plan_with_ray(planner, wanted, workers, results, progress)
     number, least_s = 0, math.inf
-    while number < wanted.num:
+    while number < (num := wanted.num):
         if may_leave and not wanted.may_shrink and _ray_pays(watch, wanted, results):
             may_leave = False
             _plan_with_ray(planner, wanted, workers, results, progress)
         if number not in results:
-            progress(len(results), max(wanted.num, len(results)))
+            progress(len(results), max(num, len(results)))
             start_s = time.process_time()  # other processes slow down Ray's workers, too
             results[number] = planner.plan(wanted.candidates[number])
             watch.add(time.process_time() - start_s)
