@@ -173,6 +173,10 @@ soak: venv  ## Kill, cut, fill and resume studies on test hosts, N=20 times at r
 scale: venv  ## Run a study on N=64 test hosts; print time, CPU and memory of the controller
 	@AMP_RAY_HOSTS=$(or $(N),64) $(PYTEST) -rP tests/hosts/test_scale.py
 
+.PHONY: physics
+physics: venv  ## Train on test hosts, and compare the cost of links and slow hosts with predictions (minutes)
+	@$(PYTEST) -rP tests/hosts/bench_physics.py
+
 .PHONY: mutants
 mutants: venv  ## Change one line at a time, as root, and see whether a test fails; N=60 lines, SEED=0 (hours)
 	@PYTHONPATH=tests/lib $(RUN) mutants --num $(or $(N),60) --seed $(or $(SEED),0)
