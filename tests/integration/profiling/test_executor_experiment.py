@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 EXPERIMENT = """\
 name: long
-model: {family: gpt2, num_layers: 4, hidden_size: 64, num_heads: 2, sequence_length: 512,
+model: {family: gpt2, num_layers: 4, hidden_size: 128, num_heads: 2, sequence_length: 512,
         vocab_size: 61}
 cluster:
   nodes:

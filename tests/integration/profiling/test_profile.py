@@ -23,7 +23,7 @@ DEADLINE_S = 900.0
 MODEL: dict[str, Any] = {
     "family": "gpt2",
     "num_layers": 3,
-    "hidden_size": 32,
+    "hidden_size": 128,
     "num_heads": 4,
     "sequence_length": 16,
     "vocab_size": 61,
@@ -115,7 +115,7 @@ def test_kept_memory_is_what_autograd_holds(profiled: Profiled) -> None:
         (row["layer"], row["tp"], row["micro_batch_size"]): int(row["kept_bytes"])
         for row in profiled.rows("details/memory.csv")
     }
-    stream = 16 * 32 * 4
+    stream = 16 * 128 * 4
     # The norm keeps its input, and the mean and deviation of each of 16 tokens.
     assert kept["4", "1", "1"] == stream + 2 * 16 * 4
     # The head keeps its input; an embedding keeps the tokens and their positions, 8 bytes each.
