@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 _LOGGER = logging.getLogger(__name__)
 
-NUM_KILLS = int(os.environ.get("AMP_RAY_KILLS", "3"))
+NUM_KILLS = int(os.environ.get("AMP_RAY_KILLS", "2"))
 
 TINY = """\
 name: tiny
