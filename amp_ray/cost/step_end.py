@@ -17,7 +17,15 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, in_buckets_s, start_s
+from amp_ray.cost.collective import (
+    NO_RING,
+    Path,
+    all_gather_s,
+    all_reduce_s,
+    in_buckets_s,
+    start_s,
+    taken_share,
+)
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import Topology
@@ -27,18 +35,6 @@ from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import Precision
-
-COLLECTIVE_CHANNELS: Final = 24
-"""Multiprocessors used by an NCCL ring in a node of eight A100: one per channel, with two channels
-on each of twelve NVLinks."""
-
-MOST_TAKEN: Final = 0.5
-"""Maximum share on a device with few multiprocessors, or on a CPU core, which also copies."""
-
-
-def taken_share(device: Device) -> float:
-    """Return the fraction of a device's compute rate that a running collective uses."""
-    return min(COLLECTIVE_CHANNELS / device.num_multiprocessors, MOST_TAKEN)
 
 
 def exposed_s(

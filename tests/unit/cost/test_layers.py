@@ -79,6 +79,21 @@ def test_only_blocks_are_computed_again(
     assert times(head, rank, recompute="full") == (1.0, 2.0, 0.0)
 
 
+def test_a_pass_takes_at_least_as_long_as_its_share_of_the_transfers_to_the_host(
+    costs: LayerCosts, rank: Rank, block: Layer, model: Model
+) -> None:
+    (work,) = block.elementwise
+    heavy = replace(block, operators=(replace(work, saved_elements=3000.0),))
+    offloads = replace(
+        costs,
+        model=replace(model, layers=(heavy,) * 4),
+        traits=replace(costs.traits, offloaded_blocks=2),
+    )
+    for rate, expected in ((1e30, (1.0, 2.0)), (2000.0, (1.5, 2.0)), (1000.0, (3.0, 3.0))):
+        device = replace(rank.device, host_bytes_per_s=rate)
+        assert times(offloads, replace(rank, device=device))[:2] == expected
+
+
 def test_doubled_forward_pass_talks_twice_too(
     talking: LayerCosts, rank: Rank, traits: RuntimeTraits
 ) -> None:

@@ -152,8 +152,7 @@ def test_states_have_the_predicted_bytes(bench: Bench, options: dict[str, Any]) 
         width = 4 if setting.precision else 2
         assert counted["weights"] == width * PARAMETERS
         assert counted["gradients"] == 4 * PARAMETERS
-    # The prediction has a half-precision gradient beside the sum, which the program drops at once.
-    assert counted["gradients"] <= predicted["gradients"]
+    assert counted["gradients"] == predicted["gradients"]
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
@@ -161,9 +160,11 @@ def test_emulated_ranks_hold_a_shard_of_the_weights(bench: Bench, zero_stage: in
     setting = Setting(model="tiny", figures=TINY, num_layers=2, zero_stage=zero_stage, dp=8)
     (row,) = measure_step(bench, setting)
     check([row])
-    # Single-precision weights and two moments, of which the prediction counts all three here.
-    assert sum(row.detail["counted"].values()) == 12 * PARAMETERS / 8
-    assert row.detail["predicted_parts"]["optimizer"] == 12 * PARAMETERS / 8
+    # Single-precision weights and two moments. With stage 2 weights are gathered, too, and those in
+    # single precision are states of the optimizer.
+    predicted = row.detail["predicted_parts"]
+    shards = predicted["optimizer"] + (predicted["weights"] if zero_stage == 3 else 0.0)
+    assert sum(row.detail["counted"].values()) == shards == 12 * PARAMETERS / 8
 
 
 def test_a_precision_that_the_board_lacks_is_named(bench: Bench) -> None:
