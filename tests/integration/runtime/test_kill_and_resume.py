@@ -126,7 +126,7 @@ class Study(DrivenStudy):
         deadline_s = time.monotonic() + HANG_GUARD_S
         while not condition():
             assert time.monotonic() < deadline_s, f"{self.processes()} {self.output()}"
-            time.sleep(0.01)
+            time.sleep(0.05)
 
 
 def make_study(folder: Path, *experiment: str) -> Study:
@@ -151,7 +151,7 @@ def test_a_study_of_real_trials_survives_kills_at_random_instants(tmp_path: Path
         while not (
             study.run_until(0.0, num_processes=2)
             if is_first
-            else study.run_until(generator.uniform(0.0, 4.5))
+            else study.run_until(generator.uniform(0.0, 3.0))
         ):
             is_first = False
             if sum(each.num_kills for each in studies) >= NUM_KILLS:
