@@ -76,7 +76,9 @@ class TrialRecord:
 
     strategy: Mapping[str, Any]  # a STRATEGY; ranks in device order if without placement
     outcome: Outcome
-    tells_time: bool  # whether times were fitted to it
+    # Whether times were fitted to it. Not so for a measured trial of a second population, slower
+    # than any constant explains.
+    tells_time: bool
     measured_s: float | None
     spread_s: float | None  # interquartile range of its steps
     before_s: float  # predicted with every constant at its prior
@@ -108,15 +110,24 @@ class Calibration:
         return len(self.constants)
 
     def mean_error(self, which: Literal["before_s", "after_s", "left_out_s"]) -> float | None:
-        """Return the mean absolute relative error over all measured trials; None without any."""
+        """Return the mean absolute relative error over trials that tell times; None without any."""
         errors = [
             abs(predicted / trial.measured_s - 1.0)
             for trial in self.trials
-            if trial.measured_s is not None
+            if trial.tells_time and trial.measured_s is not None
             for predicted in [getattr(trial, which)]
             if predicted is not None
         ]
         return math.fsum(errors) / len(errors) if errors else None
+
+    @property
+    def second_population(self) -> tuple[TrialRecord, ...]:
+        """Measured trials that times were not fitted to."""
+        return tuple(
+            trial
+            for trial in self.trials
+            if trial.measured_s is not None and not trial.tells_time
+        )
 
     def values(self) -> dict[str, float]:
         """Return the fitted values by name."""

@@ -25,8 +25,9 @@ from amp_ray.calibration.linear import (
     robust_loss,
 )
 from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.populations import second_population
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Point, Predictor
-from amp_ray.clusters.constants import PROGRAM_SCALE
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE
 
 _FURTHEST: Final = 1.5  # prior sigmas of one step: beyond, the linear model is not trusted
 _CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends the search
@@ -80,6 +81,24 @@ class TimeTrials:
         typical = weighted_median(self.residuals(PRIOR), weights)
         is_needed = abs(typical) > _UNEXPLAINED * math.sqrt(variance)
         return (*TIME_CONSTANTS, PROGRAM_SCALE) if is_needed else TIME_CONSTANTS
+
+    def without_second_population(self) -> "TimeTrials":
+        """Return the trials without those that are slower than any constants explain.
+
+        Every constant is taken to be as uncertain as the common factor of all times.
+        """
+        names = (*TIME_CONSTANTS, PROGRAM_SCALE)
+        problem = self._linear(names, PRIOR, self.slopes(names, PRIOR))
+        wide = np.full(len(names), PRIOR_SIGMA[PROGRAM_SCALE])
+
+        def excess_s(residuals: FloatArray) -> FloatArray:
+            pairs = zip(self.observations, residuals.tolist(), strict=True)
+            predicted = [(trial, (trial.measured_s or 0.0) * math.exp(log)) for trial, log in pairs]
+            return np.array([trial.excess_s(time_s) for trial, time_s in predicted])
+
+        slow = second_population(replace(problem, prior_sigma=wide), excess_s)
+        kept = [trial for trial, is_slow in zip(self.observations, slow, strict=True) if not is_slow]
+        return replace(self, observations=tuple(kept))
 
     @property
     def noise(self) -> FloatArray:
@@ -222,6 +241,13 @@ class TimeTrials:
             point = Point.of(fitted.names, fit.values)
             times.append(self.predictor.predict([plan], point)[0].time_s)
         return times
+
+    def hurts(self, fitted: TimeFit) -> bool:
+        """Return whether trials are predicted worse by fits to the others than by the prior."""
+        measured = np.array([trial.measured_s for trial in self.observations], dtype=np.float64)
+        before = np.abs(np.exp(self.residuals(PRIOR)) - 1.0)
+        left_out = np.abs(np.array(self.left_out_times(fitted)) / measured - 1.0)
+        return bool(left_out.sum() > before.sum())
 
     def covariance(self, fitted: TimeFit) -> FloatArray:
         """Return the posterior covariance of the logarithms of `names`, fitted or not."""
