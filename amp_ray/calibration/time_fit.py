@@ -127,20 +127,26 @@ class TimeTrials:
         names, dropped = self.identifiable(most)
         if len(self.observations) == 1 or not names:
             return names, dropped
-        with_them, without = self._left_out_error(names), self._left_out_error([])
-        if with_them < without:
+        with_them, without = self._left_out_errors(names), self._left_out_errors([])
+        gains = without - with_them
+        if gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)):
             return names, dropped
         reason = (
             f"not needed: a trial is predicted from the others with an error of "
-            f"{100 * without:.1f} % without it, {100 * with_them:.1f} % with it"
+            f"{100 * without.mean():.1f} % without it, {100 * with_them.mean():.1f} % with it"
         )
         return [], dropped | dict.fromkeys(names, reason)
 
-    def _left_out_error(self, names: Sequence[str]) -> float:
-        """Return the mean error of predictions from the other trials, by the linear model."""
+    def _left_out_errors(self, names: Sequence[str]) -> FloatArray:
+        """Return the errors of predictions from the other trials, by the linear model.
+
+        They are weighted by how steady the trials are; the mean weight is 1.
+        """
         problem = self._linear(names, PRIOR, self.slopes(names, PRIOR))
+        weights = 1.0 / (self.prior_error**2 + self.noise**2)
         errors = np.abs(left_out_residuals(problem, fit_linear(problem)))
-        return float(np.average(errors, weights=1.0 / (self.prior_error**2 + self.noise**2)))
+        weighted: FloatArray = errors * weights / weights.mean()
+        return weighted
 
     def identifiable(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose constants that these trials identify, by the linear model around the prior.
