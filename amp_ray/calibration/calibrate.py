@@ -96,6 +96,7 @@ def calibrate(
     by_trial = dict.fromkeys(map(id, timed.observations)) | dict(
         zip(map(id, timed.observations), left_out, strict=False)
     )
+    names, covariance = timed.covariance(fits.time)
     return Calibration(
         experiment=experiment.name,
         fingerprint=fingerprint(experiment),
@@ -103,8 +104,8 @@ def calibrate(
         refused=_refused(fits, timed, choice),
         time_error=fits.time.fit.error,
         memory_error=fits.memory.error,
-        time_constants=timed.names,
-        covariance=tuple(tuple(map(float, row)) for row in timed.covariance(fits.time)),
+        time_constants=names,
+        covariance=tuple(tuple(map(float, row)) for row in covariance),
         trials=_records(observations, by_trial, fits.point, predictor),
     )
 

@@ -118,8 +118,10 @@ class TimeTrials:
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose the constants that these trials identify, or none if they do not help.
 
-        They help if a trial is predicted better from the others with them than without. So trials
-        that the cost model cannot explain leave it as it is. A single trial is always used.
+        They help if a trial is predicted better from the others with them than without, by more than
+        the standard error of that difference. So trials that the cost model cannot explain leave it
+        as it is, and so do trials that agree by chance. If they do not help, a common factor of all
+        times may, by the same rule. A single trial is always used.
 
         Returns at most ``most`` names, the first choice first, and the reasons, by name, why
         constants that change these trials were dropped.
@@ -127,15 +129,17 @@ class TimeTrials:
         names, dropped = self.identifiable(most)
         if len(self.observations) == 1 or not names:
             return names, dropped
-        with_them, without = self._left_out_errors(names), self._left_out_errors([])
-        gains = without - with_them
-        if gains.mean() > gains.std(ddof=1) / math.sqrt(len(gains)):
+        without, with_them = self._left_out_errors([]), self._left_out_errors(names)
+        if _exceeds(without, with_them):
             return names, dropped
+        helps = _exceeds(without, self._left_out_errors([PROGRAM_SCALE]))
+        chosen = [PROGRAM_SCALE] if helps else []
         reason = (
             f"not needed: a trial is predicted from the others with an error of "
-            f"{100 * without.mean():.1f} % without it, {100 * with_them.mean():.1f} % with it"
+            f"{100 * without.mean():.1f} % without any, {100 * with_them.mean():.1f} % with those "
+            "that the trials identify; the difference must exceed its standard error"
         )
-        return [], dropped | dict.fromkeys(names, reason)
+        return chosen, dropped | {name: reason for name in names if name not in chosen}
 
     def _left_out_errors(self, names: Sequence[str]) -> FloatArray:
         """Return the errors of predictions from the other trials, by the linear model.
@@ -255,12 +259,22 @@ class TimeTrials:
         left_out = np.abs(np.array(self.left_out_times(fitted)) / measured - 1.0)
         return bool(left_out.sum() > before.sum())
 
-    def covariance(self, fitted: TimeFit) -> FloatArray:
-        """Return the posterior covariance of the logarithms of `names`, fitted or not."""
-        slopes = self.slopes(self.names, PRIOR)
+    def covariance(self, fitted: TimeFit) -> tuple[tuple[str, ...], FloatArray]:
+        """Return the posterior covariance of the logarithms of constants, fitted or not.
+
+        They are those of `names`, and the common factor of all times if it was fitted.
+        """
+        names = tuple(dict.fromkeys((*self.names, *fitted.names)))
+        slopes = self.slopes(names, PRIOR)
         weighted = slopes.T * (fitted.fit.weights / fitted.problem.sigma(fitted.fit.error) ** 2)
-        precision = weighted @ slopes + np.diag(prior_sigma(self.names) ** -2.0)
-        return inverse(precision)
+        precision = weighted @ slopes + np.diag(prior_sigma(names) ** -2.0)
+        return names, inverse(precision)
+
+
+def _exceeds(errors: FloatArray, others: FloatArray) -> bool:
+    """Return whether errors are larger than others by more than their difference is uncertain."""
+    gains = errors - others
+    return float(gains.mean()) > float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:
