@@ -21,6 +21,7 @@ from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.errors import InputError, Where, shown
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strict_text import parse_json
+from amp_ray.units import counted
 
 Scope = Literal["device", "library", "site"]
 
@@ -127,6 +128,18 @@ class Calibration:
             trial
             for trial in self.trials
             if trial.measured_s is not None and not trial.tells_time
+        )
+
+    @property
+    def second_population_text(self) -> str:
+        """What to say of these trials; empty without any."""
+        slow = self.second_population
+        ratios = [(trial.measured_s or 0.0) / trial.after_s for trial in slow]
+        if not slow:
+            return ""
+        return (
+            f"no constant was fitted to {counted(len(slow), 'trial')} of a second population, slower "
+            f"than any constant explains: {min(ratios):.2g} to {max(ratios):.2g} times the prediction"
         )
 
     def values(self) -> dict[str, float]:

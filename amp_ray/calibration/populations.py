@@ -18,7 +18,7 @@ def upper_class(values: FloatArray) -> BoolArray:
     """Return which values lie beyond the gap that divides them in two; none without a gap.
 
     The division is the one with the least variance within both parts, which needs no parameter. It
-    is a gap if it is wider than the standard deviation of the lower part.
+    is a gap if it is wider than every gap in the lower part and than its standard deviation.
 
     References:
         Otsu, A threshold selection method from gray-level histograms, IEEE Trans. SMC 1979.
@@ -26,7 +26,7 @@ def upper_class(values: FloatArray) -> BoolArray:
     Example:
         >>> upper_class(np.array([0.1, 0.9, 0.0, 0.8])).tolist()
         [False, True, False, True]
-        >>> upper_class(np.array([0.1, 0.2, 0.3, 0.4])).tolist()
+        >>> upper_class(np.array([1.0, 2.0, 3.0, 4.0])).tolist()
         [False, False, False, False]
     """
     nothing = np.zeros(len(values), dtype=np.bool_)
@@ -38,9 +38,10 @@ def upper_class(values: FloatArray) -> BoolArray:
     means, means_above = sums / below, (ordered.sum() - sums) / (len(values) - below)
     between = below * (len(values) - below) * (means_above - means) ** 2
     last = int(np.argmax(between))
-    if ordered[last + 1] - ordered[last] <= ordered[: last + 1].std():
+    lower = ordered[: last + 1]
+    if ordered[last + 1] - lower[-1] <= max(lower.std(), np.diff(lower).max(initial=0.0)):
         return nothing
-    above: BoolArray = values > ordered[last]
+    above: BoolArray = values > lower[-1]
     return above
 
 
