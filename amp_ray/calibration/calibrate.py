@@ -74,10 +74,10 @@ def calibrate(
 
     Times: maximum a posteriori of the logarithms of constants under normal priors, with a
         pseudo-Huber loss of the logarithm of predicted over measured time; failed trials and those
-        of a second population (`populations`) are ignored, unsteady trials have a larger error. Memory: the same for measured peaks. The
-        peak of a trial that ran out of memory lies above the limit; the peak of a trial that
-        finished lies below it. A trial that failed for an unknown cause ran out of memory or of
-        time.
+        of a second population (`populations`) are ignored, unsteady trials have a larger error.
+    Memory: the same for measured peaks. The peak of a trial that ran out of memory lies above the
+        limit; the peak of a trial that finished lies below it. A trial that failed for an unknown
+        cause ran out of memory or of time.
 
     The constants of ``experiment`` are the priors; trials may come from other experiments of the
     same site and runtime. A ``predictor`` remembers predictions between calls. If ``thorough``, the

@@ -125,9 +125,7 @@ class Calibration:
     def second_population(self) -> tuple[TrialRecord, ...]:
         """Measured trials that times were not fitted to."""
         return tuple(
-            trial
-            for trial in self.trials
-            if trial.measured_s is not None and not trial.tells_time
+            trial for trial in self.trials if trial.measured_s is not None and not trial.tells_time
         )
 
     @property
@@ -138,8 +136,9 @@ class Calibration:
         if not slow:
             return ""
         return (
-            f"no constant was fitted to {counted(len(slow), 'trial')} of a second population, slower "
-            f"than any constant explains: {min(ratios):.2g} to {max(ratios):.2g} times the prediction"
+            f"no constant was fitted to {counted(len(slow), 'trial')} of a second population, "
+            f"slower than any constant explains: {min(ratios):.2g} to {max(ratios):.2g} times the "
+            "prediction"
         )
 
     def values(self) -> dict[str, float]:

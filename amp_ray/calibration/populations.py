@@ -30,10 +30,9 @@ def upper_class(values: FloatArray) -> BoolArray:
         [False, False, False, False]
     """
     nothing = np.zeros(len(values), dtype=np.bool_)
-    if len(values) < 2:
+    ordered, below = np.sort(values), np.arange(1, len(values))
+    if not len(below):
         return nothing
-    ordered = np.sort(values)
-    below = np.arange(1, len(values))
     sums = np.cumsum(ordered)[:-1]
     means, means_above = sums / below, (ordered.sum() - sums) / (len(values) - below)
     between = below * (len(values) - below) * (means_above - means) ** 2

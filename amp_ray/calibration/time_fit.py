@@ -97,7 +97,9 @@ class TimeTrials:
             return np.array([trial.excess_s(time_s) for trial, time_s in predicted])
 
         slow = second_population(replace(problem, prior_sigma=wide), excess_s)
-        kept = [trial for trial, is_slow in zip(self.observations, slow, strict=True) if not is_slow]
+        kept = [
+            trial for trial, is_slow in zip(self.observations, slow, strict=True) if not is_slow
+        ]
         return replace(self, observations=tuple(kept))
 
     @property
@@ -118,10 +120,10 @@ class TimeTrials:
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose the constants that these trials identify, or none if they do not help.
 
-        They help if a trial is predicted better from the others with them than without, by more than
-        the standard error of that difference. So trials that the cost model cannot explain leave it
-        as it is, and so do trials that agree by chance. If they do not help, a common factor of all
-        times may, by the same rule. A single trial is always used.
+        They help if a trial is predicted better from the others with them than without, by more
+        than the standard error of that difference. So trials that the cost model cannot explain
+        leave it as it is, and so do trials that agree by chance. If they do not help, a common
+        factor of all times may, by the same rule. A single trial is always used.
 
         Returns at most ``most`` names, the first choice first, and the reasons, by name, why
         constants that change these trials were dropped.

@@ -8,7 +8,6 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.calibration import Observation
-from amp_ray.calibration.intervals import with_intervals
 from amp_ray.calibration.populations import upper_class
 from published.a100_jobs import NUM_TRIALS, by_group, error_metrics, ranking_metrics, tuned
 from published.evaluation import Metrics, Predicted, predict
@@ -130,28 +129,6 @@ def failure_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
     }
 
 
-def coverage(observations: Sequence[Observation]) -> Metrics:
-    """Return the share of measured times within their interval, and the median interval's width."""
-    if not observations:
-        return {"num_rows": 0}
-    predicted, width, inside = predict(observations), [], []
-    groups: dict[int, list[int]] = {}
-    for index, observation in enumerate(observations):
-        groups.setdefault(id(observation.experiment), []).append(index)
-    for indices in groups.values():
-        experiment = observations[indices[0]].experiment
-        estimates = with_intervals(experiment, [predicted.estimates[index] for index in indices])
-        for index, estimate in zip(indices, estimates, strict=True):
-            low, high = estimate.interval_s or (0.0, 0.0)
-            inside.append(low <= (observations[index].measured_s or 0.0) <= high)
-            width.append(high / estimate.iteration_time_s - 1.0)
-    return {
-        "num_rows": len(observations),
-        "coverage": float(np.mean(inside)),
-        "interval_error": float(np.median(width)),
-    }
-
-
 def playbook(table: Published) -> dict[str, Metrics]:
     """Return the figures of the playbook's times: without a pipeline, with one, after trials."""
     flat = [row for row in table.rows if row.observation.strategy.pp == 1]
@@ -196,7 +173,7 @@ def _second_population(clean: Sequence[Row], second: Sequence[Row]) -> dict[str,
     clean_nodes, nodes = (
         [len(row.observation.experiment.cluster.nodes) for row in rows] for rows in (clean, second)
     )
-    return {
+    figures: dict[str, Metrics] = {
         "pp > 1, second population": {
             "num_rows": len(second),
             "gap_from_s": float(_excess_s(clean).max()),
@@ -204,13 +181,12 @@ def _second_population(clean: Sequence[Row], second: Sequence[Row]) -> dict[str,
             "median_s_per_slot": float(np.median(excess_s)),
             "correlation_with_work": spearman(excess_s, work_s),
         }
-    } | {
-        f"second population, nodes: {count}": {
-            "num_rows": nodes.count(count),
-            "fraction": nodes.count(count) / (nodes.count(count) + clean_nodes.count(count)),
-        }
-        for count in sorted({*nodes, *clean_nodes})
     }
+    for count in sorted({*nodes, *clean_nodes}):
+        here, elsewhere = nodes.count(count), clean_nodes.count(count)
+        fraction = here / (here + elsewhere)
+        figures[f"second population, nodes: {count}"] = {"num_rows": here, "fraction": fraction}
+    return figures
 
 
 def _allocated(observation: Observation) -> Observation:

@@ -138,7 +138,9 @@ def num_slots(trial: Observation) -> float:
 def distance(experiment: Experiment, trials: list[Observation]) -> float:
     """Return the median error of predicted times, as a logarithm of the ratio."""
     strategies = [trial.strategy for trial in trials]
-    predicted = [each.measured_s or 0.0 for each in planted_observations(experiment, strategies, {})]
+    predicted = [
+        each.measured_s or 0.0 for each in planted_observations(experiment, strategies, {})
+    ]
     measured = [trial.measured_s or 0.0 for trial in trials]
     return float(np.median(np.abs(np.log(predicted) - np.log(measured))))
 

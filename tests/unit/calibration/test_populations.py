@@ -12,9 +12,7 @@ from support.planted import Plant
 def slowed(trials: list[Observation], indices: tuple[int, ...], slot_s: float) -> list[Observation]:
     """Let some trials wait in every slot of their pipelines."""
     return [
-        replace(trial, measured_s=waited(trial, slot_s))
-        if index in indices
-        else trial
+        replace(trial, measured_s=waited(trial, slot_s)) if index in indices else trial
         for index, trial in enumerate(trials)
     ]
 
