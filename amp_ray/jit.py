@@ -49,7 +49,9 @@ def kept(*signature: str, **options: Any) -> Callable[[_Function], _Function]:  
         folder = _private_cache(function.__code__.co_filename, _NUMBA.config.CACHE_DIR)
         before, _NUMBA.config.CACHE_DIR = _NUMBA.config.CACHE_DIR, folder or ""
         try:
-            compiler = _NUMBA.njit(*signature, cache=folder is not None, **options)
+            # Python never calls a kernel by its address, so that wrapper is not compiled
+            settings = {"cache": folder is not None, "no_cfunc_wrapper": True, **options}
+            compiler = _NUMBA.njit(*signature, **settings)
             compiled = compiler(function)
         finally:
             _NUMBA.config.CACHE_DIR = before

@@ -21,7 +21,7 @@ import yaml
 from annotated_types import Ge, Le
 from pydantic_core import PydanticUndefined
 
-from amp_ray.cli import commands
+from amp_ray.cli import MODULES, commands
 from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Within, is_section, keys_of
@@ -272,7 +272,9 @@ def _commands() -> str:
     """Return the help of every command."""
     context = click.Context(commands, info_name="amp-ray", **commands.context_settings)
     return "\n\n".join(
-        _command(commands.commands[name], name, context) for name in commands.commands
+        _command(command, name, context)
+        for name in MODULES
+        if (command := commands.get_command(context, name)) is not None
     )
 
 

@@ -19,7 +19,6 @@ from amp_ray.cost.model import CostModel as OurCostModel
 from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.inputs.experiment import Experiment, Objective, launchable_only, without_hosts
 from amp_ray.report.console import console as quiet_console
-from amp_ray.report.page import page, plan_record, study_record
 from amp_ray.runtime.files import (
     document_of,
     load_experiment,
@@ -31,7 +30,6 @@ from amp_ray.runtime.files import (
 )
 from amp_ray.runtime.planning import Planned, plan_experiment, replan
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
 from amp_ray.search.planner import AMP_RAY, PlannerChoice, choose_planner, load_planner
 from amp_ray.search.rows import SCHEMA, difference, link_records, row, stage_records
@@ -422,6 +420,9 @@ def write_report(
     Raises:
         InputError: If something does not fit, or the page cannot be written.
     """
+    from amp_ray.report.page import page, plan_record, study_record
+    from amp_ray.runtime.study.reading import read_study
+
     target = Path(output)
     if target.suffix not in {".html", ".htm"}:
         raise InputError(f"{target}: the report is a page; name it .html")

@@ -94,7 +94,7 @@ def time_chunks(
     forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
     arrived = np.full((2, last + 1, total * pp // (last + 1)), -1.0)
     arrived[0, 0] = 0.0
-    num_left = 2 * total * pp
+    num_left, end_s = 2 * total * pp, 0.0
     while num_left > 0:
         before = num_left
         for j in range(pp):
@@ -123,8 +123,9 @@ def time_chunks(
                     now_s += sends
             num_left -= num_forward + num_backward - forward[j] - backward[j]
             forward[j], backward[j], clock[j] = num_forward, num_backward, now_s
+            end_s = max(end_s, now_s)  # `clock.max()` takes two thirds of a second to compile
         assert num_left < before, "stages wait for each other in a circle"
-    return float(clock.max())
+    return end_s
 
 
 @kept("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)")

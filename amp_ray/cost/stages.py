@@ -339,11 +339,15 @@ class StageTimes:
 
     def _at(self, cuts: IntArray, split: IntArray) -> FloatArray:
         """Return forward, backward and all-reduce seconds of one chunk of each stage."""
-        stage = self.stages.stage_of_group
+        is_one_kind = len(self.tables) == 1  # then one group stands for all of its stage
+        stage = np.arange(self.stages.pp) if is_one_kind else self.stages.stage_of_group
+        kind = np.zeros_like(stage) if is_one_kind else self.kind
         tables, plain = self.tables.transpose(1, 0, 2), self.plain.transpose(1, 0, 2)
-        took = tables[:, self.kind, split[stage]] - tables[:, self.kind, cuts[stage]]
+        took = tables[:, kind, split[stage]] - tables[:, kind, cuts[stage]]
         if (split < cuts[1:]).any():
-            took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
+            took += plain[:, kind, cuts[stage + 1]] - plain[:, kind, split[stage]]
+        if is_one_kind:
+            return np.repeat(took[..., None], self.stages.num_parts, axis=-1)
         return self.stages.worst(took)
 
     def layers(self) -> FloatArray:

@@ -201,6 +201,8 @@ def distinct_replicas(passes_s: FloatArray, sends_s: FloatArray) -> list[int]:
         return [0]
     rows = [np.moveaxis(times, 2, 0).reshape(num_replicas, -1) for times in (passes_s, sends_s)]
     columns = np.concatenate(rows, axis=1)
+    if (columns == columns[0]).all():  # the usual case, at once
+        return [num_replicas - 1]
     return list({row.tobytes(): replica for replica, row in enumerate(columns)}.values())
 
 

@@ -22,12 +22,10 @@ from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.redaction import redact_values
 from amp_ray.report.strategy_text import (
     advised_text,
-    recommendation_lines,
     strategy_text,
-    time_text,
     what_is_planned,
 )
-from amp_ray.report.study import warning_texts
+from amp_ray.report.study import recommendation_lines, time_text, warning_texts
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.planner import AMP_RAY, Planner, make_planner

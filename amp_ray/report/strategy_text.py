@@ -7,7 +7,6 @@ from typing import Any
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
-from amp_ray.runtime.study.result import MOST_TIES
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
@@ -171,39 +170,3 @@ def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
         return ""
     words = per_stage if len(set(per_stage)) > 1 else per_stage[:1]
     return f"recompute {' '.join(words)}"
-
-
-def recommendation_lines(recommended: Mapping[str, Any]) -> list[str]:
-    """State the recommended strategy, its time, the reason, and its ties.
-
-    Args:
-        recommended: The object ``recommendation`` of ``tune --json``.
-    """
-    return [
-        f"recommended: {strategy_text(recommended['strategy'])}",
-        f"  {_times_text(recommended)}; {recommended['reason']}",
-        *(f"  as good: {_tie_text(tie)}" for tie in recommended["ties"][:MOST_TIES]),
-    ]
-
-
-def _tie_text(tie: Mapping[str, Any]) -> str:
-    how = "measured" if tie["measured"] else "predicted"
-    return f"{strategy_text(tie['strategy'])}, {how} {figure_text(tie['time_s'])} s"
-
-
-def time_text(recommended: Mapping[str, Any]) -> str:
-    """Write the expected time with its interval; results of older versions have no interval."""
-    interval = recommended.get("interval_s")
-    around = f" ({figure_text(interval[0])} to {figure_text(interval[1])})" if interval else ""
-    return f"{figure_text(recommended['time_s'])} s{around}"
-
-
-def _times_text(recommended: Mapping[str, Any]) -> str:
-    """Write the expected, the measured and the predicted time."""
-    expected, predicted_s = time_text(recommended), figure_text(recommended["predicted_s"])
-    if recommended["rests_on"] == "predicted":
-        return f"predicted {expected}, not measured"
-    if recommended["rests_on"] == "measured":
-        return f"measured {expected}, predicted {predicted_s} s"
-    measured_s = figure_text(recommended["measured_s"])
-    return f"expected {expected}: measured {measured_s} s, unsteadily, predicted {predicted_s} s"

@@ -13,12 +13,14 @@ from rich.text import Text
 
 from amp_ray.errors import printable
 from amp_ray.report.console import FIGURE, TEXT, Row, table
-from amp_ray.report.strategy_text import (
-    bounds_text,
-    plan_text,
-    recommendation_lines,
+from amp_ray.report.strategy_text import bounds_text, plan_text, strategy_text
+from amp_ray.runtime.study.result import (
+    ENDINGS,
+    MOST_TIES,
+    StudyResult,
+    best_trial,
+    recommendation_json,
 )
-from amp_ray.runtime.study.result import ENDINGS, StudyResult, best_trial, recommendation_json
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
 from amp_ray.tuner.knowledge import Knowledge
@@ -186,6 +188,42 @@ def _failure(outcome: Outcome) -> tuple[str, str]:
     record = outcome_to_json(outcome)
     host, reason = printable(record.get("host") or ""), printable(str(record["reason"]))
     return str(record["outcome"]), reason if host in reason else f"{host}: {reason}"
+
+
+def recommendation_lines(recommended: Mapping[str, Any]) -> list[str]:
+    """State the recommended strategy, its time, the reason, and its ties.
+
+    Args:
+        recommended: The object ``recommendation`` of ``tune --json``.
+    """
+    return [
+        f"recommended: {strategy_text(recommended['strategy'])}",
+        f"  {_times_text(recommended)}; {recommended['reason']}",
+        *(f"  as good: {_tie_text(tie)}" for tie in recommended["ties"][:MOST_TIES]),
+    ]
+
+
+def _tie_text(tie: Mapping[str, Any]) -> str:
+    how = "measured" if tie["measured"] else "predicted"
+    return f"{strategy_text(tie['strategy'])}, {how} {figure_text(tie['time_s'])} s"
+
+
+def time_text(recommended: Mapping[str, Any]) -> str:
+    """Write the expected time with its interval; results of older versions have no interval."""
+    interval = recommended.get("interval_s")
+    around = f" ({figure_text(interval[0])} to {figure_text(interval[1])})" if interval else ""
+    return f"{figure_text(recommended['time_s'])} s{around}"
+
+
+def _times_text(recommended: Mapping[str, Any]) -> str:
+    """Write the expected, the measured and the predicted time."""
+    expected, predicted_s = time_text(recommended), figure_text(recommended["predicted_s"])
+    if recommended["rests_on"] == "predicted":
+        return f"predicted {expected}, not measured"
+    if recommended["rests_on"] == "measured":
+        return f"measured {expected}, predicted {predicted_s} s"
+    measured_s = figure_text(recommended["measured_s"])
+    return f"expected {expected}: measured {measured_s} s, unsteadily, predicted {predicted_s} s"
 
 
 def state_view(state: Mapping[str, Any], *, most: int | None = None) -> RenderableType:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
@@ -11,9 +11,11 @@ from rich.text import Text
 from amp_ray.calibration import Calibration, TrialRecord
 from amp_ray.report.console import FIGURE, TEXT, WORD, Row, phrase_lines, table
 from amp_ray.report.strategy_text import plan_text
-from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.trials.doctor.findings import Finding, Level, only
 from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted, figure_text
+
+if TYPE_CHECKING:
+    from amp_ray.runtime.doctor import Diagnosis
 
 Record = Mapping[str, Any]
 
@@ -346,7 +348,7 @@ _STYLES: Final[dict[Level, str]] = {"ok": "green", "warning": "yellow", "error":
 _PROBLEMS: Final[tuple[Level, ...]] = ("error", "warning")
 
 
-def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> RenderableType:
+def diagnosis_view(diagnosis: "Diagnosis", *, show_all: bool = False) -> RenderableType:
     """Draw a row per host and check, then the commands that fix problems.
 
     Checks without a problem share a row per host, unless ``show_all``.
@@ -354,7 +356,7 @@ def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> Renderabl
     return Group(_findings(diagnosis, show_all=show_all), *_mending(diagnosis), _verdict(diagnosis))
 
 
-def _findings(diagnosis: Diagnosis, *, show_all: bool) -> Table:
+def _findings(diagnosis: "Diagnosis", *, show_all: bool) -> Table:
     """Draw the findings; checks of a host without a problem share a row."""
     rows: list[Row] = []
     for host in diagnosis.hosts:
@@ -377,7 +379,7 @@ def _cells(finding: Finding) -> list[str | Text]:
     return [finding.check, level, finding.found, finding.expected]
 
 
-def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
+def _mending(diagnosis: "Diagnosis") -> Iterator[Text]:
     """Yield the fix of each problem, errors first; each command is on a line of its own."""
     for level in _PROBLEMS:
         for finding in only(diagnosis.findings, level):
@@ -393,7 +395,7 @@ def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
                 yield Text(f"  {finding.command}", no_wrap=True, overflow="ignore")
 
 
-def _verdict(diagnosis: Diagnosis) -> Text:
+def _verdict(diagnosis: "Diagnosis") -> Text:
     counts = {level: len(only(diagnosis.findings, level)) for level in _PROBLEMS}
     parts = [
         f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count

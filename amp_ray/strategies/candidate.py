@@ -249,6 +249,8 @@ C = TypeVar("C", bound=AnyCandidate)
 
 def with_kind(candidate: C, recompute: Recompute) -> C:
     """Return the candidate with the same recompute in all stages."""
+    if candidate.options.recompute == recompute:
+        return candidate
     return replace(candidate, options=replace(candidate.options, recompute=recompute))
 
 

@@ -20,7 +20,7 @@ from amp_ray.search.ranking import Ranking, rank
 from amp_ray.strategies.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
-RAY_PAYS_S: Final = 15.0  # least remaining time that justifies Ray's start and end, 4 to 8 s
+RAY_S: Final = 10.0  # start and end of Ray on two cores of an AMD EPYC (docs/tuning.md)
 NUM_SAMPLES: Final = 8  # estimate from so many last candidates, since later ones take longer
 
 
@@ -97,14 +97,12 @@ def search_candidates(
     if workers.forced:
         _plan_with_ray(planner, wanted, workers, results, progress)
     number, least_s = 0, math.inf
-    while number < wanted.num:
-        remaining_s = watch.remaining_s(wanted.num - number)
-        if may_leave and not wanted.may_shrink and remaining_s > RAY_PAYS_S:
+    while number < (num := wanted.num):
+        if may_leave and not wanted.may_shrink and _ray_pays(watch, wanted, results):
             may_leave = False
-            _LOGGER.info("%.0f s of work remain: going on with Ray workers", remaining_s)
             _plan_with_ray(planner, wanted, workers, results, progress)
         if number not in results:
-            progress(len(results), max(wanted.num, len(results)))
+            progress(len(results), max(num, len(results)))
             start_s = time.process_time()  # other processes slow down Ray's workers, too
             results[number] = planner.plan(wanted.candidates[number])
             watch.add(time.process_time() - start_s)
@@ -118,6 +116,21 @@ def search_candidates(
         number += 1
     progress(len(results), len(results))
     return rank(wanted.improved(), relative_error=planner.relative_error)
+
+
+def _ray_pays(
+    watch: Stopwatch, wanted: CandidateQueue, results: Mapping[int, Result | ValueError]
+) -> bool:
+    """Return whether workers on all CPUs would save more time than Ray's start and end take."""
+    least_s = RAY_S * num_cpus() / (num_cpus() - 1)
+    if watch.remaining_s(wanted.num - len(results)) <= least_s:
+        return False
+    # `num` counts candidates whose bounds are not tight yet; most of them will not be planned
+    remaining_s = watch.remaining_s(len(wanted.rest(results)))
+    if remaining_s <= least_s:
+        return False
+    _LOGGER.info("%.0f s of work remain: going on with Ray workers", remaining_s)
+    return True
 
 
 def _plan_with_ray(

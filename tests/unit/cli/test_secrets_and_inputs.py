@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.cli import commands
+from amp_ray.cli import MODULES
 from support.commands import Run
 from support.experiments import SMALL
 
@@ -56,7 +56,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_command_has_a_case() -> None:
-    assert set(CASES) == set(commands.commands)
+    assert set(CASES) == set(MODULES)
 
 
 def test_no_command_shows_or_keeps_a_secret(amp_ray: Run, here: Path) -> None:

@@ -16,7 +16,8 @@ from amp_ray.runtime.ray import searching
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.ray.searching import ALONE, Stopwatch, Workers, num_cpus, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.candidate_queue import Work
+from amp_ray.search.candidate_queue import CandidateQueue, Work
+from amp_ray.search.planner import OptionalCandidates
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import AnyCandidate
@@ -93,7 +94,7 @@ def test_little_work_stays_in_this_process(actors: FakeActors) -> None:
 def test_much_work_goes_to_ray_but_for_what_is_done(
     actors: FakeActors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    monkeypatch.setattr(searching, "RAY_S", 0.0)
     seen: list[tuple[int, int]] = []
     assert run(Workers(), lambda done, total: seen.append((done, total))) == EXPECTED
     assert actors.connected == [(None, 4)]
@@ -102,11 +103,36 @@ def test_much_work_goes_to_ray_but_for_what_is_done(
     assert seen[-1] == (NUM, NUM)
 
 
+class SecondPerCandidate(Stopwatch):
+    """A stopwatch by which each candidate takes a second."""
+
+    def add(self, time_s: float) -> None:  # noqa: ARG002 - the real time
+        super().add(1.0)
+
+
+def test_candidates_that_their_tight_bounds_exclude_are_no_work_for_ray(
+    actors: FakeActors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "RAY_S", 3.0)
+    monkeypatch.setattr(searching, "Stopwatch", SecondPerCandidate)
+    monkeypatch.setattr(CandidateQueue, "may_shrink", False)
+    rough_s = {candidate: number * 1e-6 for number, candidate in enumerate(CANDIDATES)}
+    tight_s = dict.fromkeys(CANDIDATES[searching.NUM_SAMPLES + 1 :], 1000000000.0)
+    bounds = OptionalCandidates(
+        candidates=CANDIDATES,
+        least_s=lambda one, limit_s: (tight_s if limit_s and one in tight_s else rough_s)[one],
+        num_rows=1,
+    )
+    planned = search_candidates(PLANNER, (), optional=bounds, workers=Workers())
+    assert len(planned.results) == searching.NUM_SAMPLES + 1
+    assert actors.connected == []
+
+
 @pytest.mark.parametrize("lacking", ["a second CPU", "Ray"])
 def test_much_work_stays_where_there_is_nothing_else(
     actors: FakeActors, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
-    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    monkeypatch.setattr(searching, "RAY_S", 0.0)
     if lacking == "Ray":
         monkeypatch.setattr(searching, "find_spec", lambda _name: None)
     else:
@@ -144,7 +170,7 @@ def test_what_is_no_address_is_told_without_a_place_in_the_experiment() -> None:
 
 
 def test_no_workers_means_this_process(actors: FakeActors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    monkeypatch.setattr(searching, "RAY_S", 0.0)
     assert run(ALONE) == EXPECTED
     assert actors.connected == []
 
@@ -158,7 +184,7 @@ def test_a_search_that_loses_ray_goes_on_in_this_process(
     workers: Workers,
     num_found: int,
 ) -> None:
-    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    monkeypatch.setattr(searching, "RAY_S", 0.0)
     actors.lost_after = num_found
     seen: list[tuple[int, int]] = []
     assert run(workers, lambda done, total: seen.append((done, total))) == EXPECTED
@@ -171,7 +197,7 @@ def test_a_search_that_loses_ray_goes_on_in_this_process(
 def test_a_search_without_an_address_does_not_need_ray(
     actors: FakeActors, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    monkeypatch.setattr(searching, "RAY_S", 0.0)
     actors.has_cluster = False
     assert run(Workers()) == EXPECTED
     assert run(Workers(num=2)) == EXPECTED
