@@ -110,6 +110,10 @@ one-gpu: $(DEMO)  ## Measure on one CUDA device for eight minutes what can be pr
 reference: $(CORE)  ## Write the parts of the documents that are made from the code into their pages
 	@$(VENV)/bin/python docs/reference.py
 
+.PHONY: screens
+screens: $(CORE)  ## Run the commands of the tutorials, and write their outputs into the pages
+	@$(VENV)/bin/python docs/screens.py
+
 .PHONY: docs
 docs: venv  ## Build the documents as a site that opens from disk: site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict
@@ -119,7 +123,7 @@ docs: venv  ## Build the documents as a site that opens from disk: site/index.ht
 picture: $(CORE)  ## Make the README's picture anew: the report of a plan, as Chromium shows it
 	@rm -f $(VENV)/llama.yaml
 	@$(VENV)/bin/amp-ray init -o $(VENV)/llama.yaml --model llama-3-8b --cluster dgx-h100 --nodes 4 --batch 512 --runtime megatron-core
-	@$(VENV)/bin/amp-ray report $(VENV)/llama.yaml --set zero_stage=1 -o $(VENV)/report.html
+	@$(VENV)/bin/amp-ray report $(VENV)/llama.yaml -o $(VENV)/report.html
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1800 --virtual-time-budget=10000 \
 	  --screenshot=docs/assets/report.png file://$(CURDIR)/$(VENV)/report.html 2>/dev/null; ls -l docs/assets/report.png
 

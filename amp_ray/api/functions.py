@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from rich.console import Console
 
@@ -28,6 +28,7 @@ from amp_ray.runtime.files import (
     write_output,
     write_result,
 )
+from amp_ray.runtime.first_file import keys_of_presets
 from amp_ray.runtime.planning import Planned, plan_experiment, replan
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.variants import Variants, advise, combinations_of
@@ -76,6 +77,30 @@ class Options(TypedDict, total=False):
     workers: int | None
     address: str | None
     progress: Progress | None
+
+
+class Presets(TypedDict, total=False):
+    """Keywords that describe an experiment in place of a source, as ``amp-ray init`` does.
+
+    Attributes:
+        model: A preset's name, such as ``llama-3-8b``, or the path of a ``config.json``.
+        cluster: A preset's name, such as ``dgx-h100``.
+        nodes: Number of nodes.
+        batch: Samples of an optimizer step.
+        runtime: The training program; by default ``deepspeed``.
+        sequence_length: Tokens of a sample; by default the preset's or the configuration's.
+    """
+
+    model: str
+    cluster: str
+    nodes: int
+    batch: int
+    runtime: str
+    sequence_length: int
+
+
+class PlanOptions(Presets, Options, total=False):
+    """Keywords of `plan`: those of `Options` and `Presets`."""
 
 
 class StudyOptions(Options, total=False):
@@ -142,27 +167,35 @@ class _Searching:
 
 
 def load(
-    source: Source,
+    source: Source | None = None,
     *,
     hostfile: AnyPath | None = None,
     changes: Sequence[str] = (),
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
+    **presets: Unpack[Presets],
 ) -> Experiment:
     """Return an experiment, with the constants of a calibration if one is given.
 
     Args:
         source: Path of a file, or its keys as a mapping. Relative paths in a mapping start at the
-            current folder.
+            current folder. None if ``presets`` describe it.
         hostfile: Hostfile to use instead of the experiment's.
         changes: New values of keys, in the form of ``--set``: ``cluster.nodes.0.count=4``.
         calibration: Result of `calibrate`, or its file.
         transfer: Whether to accept a calibration of another model, cluster or runtime; only its
             constants that also hold here are used.
+        presets: Model, cluster, nodes and batch in place of a source: see `Presets`.
 
     Raises:
         InputError: If something is wrong or does not fit; with file, line and key.
+
+    Example:
+        >>> import amp_ray as amp
+        >>> amp.load(model="llama-3-8b", cluster="dgx-h100", nodes=4, batch=512).cluster.num_devices
+        32
     """
+    source = _source(source, presets)
     if isinstance(source, Experiment):
         if changes or hostfile is not None:
             message = "an experiment that is built takes no changes: give its file or values"
@@ -174,8 +207,25 @@ def load(
     return with_calibration(experiment, calibration, transfer=transfer)
 
 
+def _source(source: Any, presets: Presets) -> Source:  # noqa: ANN401 - checked here
+    """Return the source of an experiment, or the keys that presets describe."""
+    if source is not None and not isinstance(source, Experiment | Mapping | str | os.PathLike):
+        message = f"found {source!r}; expected the path of an experiment file, or its keys"
+        raise InputError(message)
+    needed = ("model", "cluster", "nodes", "batch")
+    missing = [name for name in needed if name not in presets]
+    if source is not None and presets:
+        message = f"found a source and {', '.join(presets)}: expected one of them"
+        raise InputError(message)
+    if source is None and missing:
+        message = f"expected a source, or {', '.join(needed)}; missing: {', '.join(missing)}"
+        raise InputError(message)
+    checked: Source = keys_of_presets(**presets) if source is None else source
+    return checked
+
+
 def plan(
-    source: Source,
+    source: Source | None = None,
     *,
     cost_model: CostModel | None = None,
     objective: Objective | None = None,
@@ -185,7 +235,7 @@ def plan(
     only: Sequence[str] | None = None,
     num_rows: int | None = NUM_INTERVALS,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
-    **options: Unpack[Options],
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """Search the strategies of an experiment and rank them by predicted time or cost.
 
@@ -204,7 +254,8 @@ def plan(
             those that are proven to rank below them, which is much faster. None returns a row for
             every candidate.
         leading: Called with each strategy that is faster than all earlier ones.
-        options: Calibration, transfer, workers, address, progress: see `Options`.
+        options: Calibration, transfer, workers, address, progress: see `Options`; model, cluster,
+            nodes and batch in place of a source: see `Presets`.
 
     Raises:
         InputError: If something does not fit, or the limits leave no candidate.
@@ -219,7 +270,11 @@ def plan(
         >>> best.strategy.pp, best.strategy.tp * best.strategy.dp
         (1, 8)
     """
-    searching = _Searching(**options)
+    presets = {name: value for name, value in options.items() if name in Presets.__annotations__}
+    searching = _Searching(
+        **{name: value for name, value in options.items() if name not in presets}  # type: ignore[arg-type] # by name
+    )
+    source = _source(source, cast("Presets", presets))
     whole, choice = searching.load(source, cost_model=cost_model)
     if before is not None and not choice.traits.has_constants:
         raise InputError(f"--from compares plans by cost model {AMP_RAY}; {choice.name} cannot")

@@ -57,6 +57,7 @@ _LATER_TRAITS: Final = (
     *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
     *("frees_gradients", "rounds_gathered", "offloaded_blocks", "weighs_activations"),
     "exchange_multiprocessors",
+    "needs_flash_attention",
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""

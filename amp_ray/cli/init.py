@@ -106,8 +106,9 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
         ("inter_gbit_per_s", "--inter-gbit-per-s", "Gbit/s between nodes", 100),
     ):
         if node.get(key) is None:
-            node[key] = _asked(option, question, default)
-    order = ("count", "device", "slots", "inter_gbit_per_s", "rack")
+            is_alone = key == "inter_gbit_per_s" and node["count"] == 1
+            node[key] = default if is_alone else _asked(option, question, default)
+    order = ("count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
     return Answers(
         name=options["name"] or output.stem,
         model=model,

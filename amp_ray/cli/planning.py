@@ -27,7 +27,7 @@ from amp_ray.cli.options import (
     write_result,
 )
 from amp_ray.cost.estimate import Estimate
-from amp_ray.errors import NotFeasibleError
+from amp_ray.errors import InputError, NotFeasibleError
 from amp_ray.exports.reading import is_program
 from amp_ray.inputs.experiment import DIMENSIONS, Objective
 from amp_ray.report.views import calibration_view
@@ -218,11 +218,14 @@ def sweep(
     """Plan an experiment for every value of some keys, and compare the best plans.
 
     Where the values are sizes of the cluster, the table names the size beyond which more devices
-    gain little.
+    gain little. A wrong value takes a line with the reason, and the command then ends with 2.
     """
     with search_progress() as progress:
         points = api.sweep(experiment_path, sets, progress=progress, **options)
     write_result(points.to_json, points, json_target)
+    wrong = [point.problem for point in points.points if point.planned is None]
+    if wrong:
+        raise InputError("\n".join(wrong))
     return SUCCESS if any(points.bests) else NOT_FEASIBLE
 
 

@@ -1,5 +1,6 @@
 """Data sheets of devices: memory and rates of an accelerator, and the shipped catalogue."""
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -26,7 +27,7 @@ _MEASURED: Final = (
 _ATTENTION: Final = {
     **dict.fromkeys(("A100-40", "A100-80"), (180, 180)),
     "L40S": (183, 192),
-    **dict.fromkeys(("H100", "GH200"), (522, 659)),
+    **dict.fromkeys(("H100", "H800", "GH200"), (522, 659)),
     "H200": (536, 701),
     "B200": (720, 1175),
     "B300": (1099, 1676),
@@ -186,7 +187,7 @@ _FP8_RATIO: Final = 2
 """Ratio of dense fp8 to bf16 rates in the data sheets of all boards that support fp8."""
 
 _FP8: Final = (
-    *("L4", "L40S", "H100", "H200", "GH200", "B200", "B300", "GB200", "GB300", *_AMD),
+    *("L4", "L40S", "H100", "H800", "H200", "GH200", "B200", "B300", "GB200", "GB300", *_AMD),
     *("RTX4090", "RTX5090"),
 )
 
@@ -214,6 +215,7 @@ _ROWS: Final[tuple[_Row, ...]] = (
     ("L4", 22.03, 300, 58, 30.3, 121, 121, 0.45, "L4 data sheet; dense, 24 GB with ECC"),
     ("L40S", 44.39, 864, 142, 91.6, 362, 362, 0.65, "L40S data sheet; dense, 48 GB with ECC"),
     ("H100", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "H100 SXM5 80GB data sheet"),
+    ("H800", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "H800 SXM5 80GB data sheet"),
     ("H200", 139.80, 4800, 132, 66.9, 989.4, 989.4, 0.68, "H200 SXM data sheet"),
     ("GH200", 94.50, 4000, 132, 66.9, 989.4, 989.4, 0.65, "GH200 96GB HBM3 data sheet"),
     ("B200", 178.35, 8000, 148, 75, 2250, 2250, 0.50, "HGX B200 data sheet; 180 GB"),
@@ -239,6 +241,7 @@ _LINKS: Final = {
     150.0: ("V100-16", "V100-32"),  # NVLink 2
     300.0: ("A100-40", "A100-80"),  # NVLink 3
     450.0: ("H100", "H200", "GH200"),  # NVLink 4
+    200.0: ("H800",),  # eight of its 18 links
     900.0: ("B200", "B300", "GB200", "GB300"),  # NVLink 5
     448.0: ("MI300X", "MI325X"),  # seven links of Infinity Fabric
     537.6: ("MI350X", "MI355X"),
@@ -261,7 +264,7 @@ _FASTEST_PCIE: Final = 63.0 * GIGA
 
 _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
 
-_SWITCHED_LINKS: Final = (300.0, 450.0, 900.0)
+_SWITCHED_LINKS: Final = (200.0, 300.0, 450.0, 900.0)
 """Link rates of boards behind a switch (NVSwitch since A100), where a ring can use all links."""
 
 _RACK_DEVICES: Final = {"GB200": 72, "GB300": 72}
@@ -308,7 +311,29 @@ def find_device(name: str) -> Device:
     try:
         return CATALOGUE[by_folded_name[name.casefold()]]
     except KeyError:
+        alike = [board for board in CATALOGUE if resembles(board, name)]
+        sizes = re.findall(r"[0-9]+", name)
+        meant = [board for board in alike if board.partition("-")[2] in sizes] or alike
+        hint = f"did you mean {' or '.join(meant)}?" if meant else f"known: {', '.join(CATALOGUE)}."
         raise ValueError(
-            f"device {name!r} is not in the catalogue; known: {', '.join(CATALOGUE)}. "
+            f"device {name!r} is not in the catalogue; {hint} "
             "Describe another one as {name, memory_gib, fp16_tflops, memory_gbyte_per_s}"
         ) from None
+
+
+def resembles(planned: str, driver_name: str) -> bool:
+    """Return whether a driver's name for a GPU means the catalogue's device ``planned``.
+
+    Example:
+        >>> resembles("A100-40", "NVIDIA A100-SXM4-40GB"), resembles("A10", "NVIDIA A100-SXM4-40GB")
+        (True, False)
+        >>> resembles("RTX3090", "NVIDIA GeForce RTX 3090"), resembles("H200", "NVIDIA GH200 480GB")
+        (True, False)
+    """
+    series = planned.partition("-")[0]
+    parts = re.findall(r"[A-Za-z]+|\d+", series)
+    shape = r"[\s-]?".join(map(re.escape, parts))
+    return (
+        re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9])", driver_name, re.IGNORECASE)
+        is not None
+    )

@@ -23,7 +23,7 @@ from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.strategy import Strategy, all_bounds
-from amp_ray.units import SECONDS_PER_HOUR
+from amp_ray.units import GIGA, SECONDS_PER_HOUR
 
 _PASSES: Final = 3
 """Work of both passes in units of a forward pass: a backward pass is twice a forward pass."""
@@ -32,6 +32,10 @@ _TIED_RANKS: Final = 2
 
 _TILE: Final = 64
 """Elements of the smallest tile in which tensor cores reach most of their rate."""
+
+_MANY_TOKENS: Final = 2**30
+"""Tokens of a step from which a batch was most likely given in tokens: 17 times the 63 million of
+DeepSeek-V3 (arXiv:2412.19437, section 4.2), one of the largest published."""
 
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
@@ -229,6 +233,10 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             yield f"{name}: figures of its data sheet, which no measurement here backs"
     if not shape.num_tokens:
         return
+    batch, num_tokens = experiment.global_batch_size, shape.sequence_length
+    if batch * num_tokens > _MANY_TOKENS:
+        tokens = f"{batch * num_tokens / GIGA:,.1f} billion tokens a step"
+        yield f"batch {batch:,}: {tokens}; global_batch_size counts sequences, not tokens"
     sizes = [("sequence length", shape.sequence_length, _TILE)]
     if shape.num_heads:
         head_size = shape.head_size or shape.hidden_size // shape.num_heads

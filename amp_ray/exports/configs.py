@@ -5,10 +5,11 @@ from typing import Any, Final
 
 import yaml
 
-from amp_ray.exports.chosen import Chosen, Export, check_even, check_family, settings_of
+from amp_ray.exports.chosen import Chosen, Export, Program, check_even, check_family, settings_of
 from amp_ray.exports.scripts import PORT, check_host_by_host, comment, host_notes, places_of
 from amp_ray.trials.launch import slots_by_host
 
+_NANOTRON_FILE: Final = "nanotron.yaml"
 _NANOTRON_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MOST_ZERO_STAGE: Final = 1
 
@@ -25,7 +26,14 @@ _OPTIMIZER: Final = {
 
 _FSDP2: Final = "fsdp2"  # runtime whose plans use Accelerate's FSDP plugin
 _SETTINGS: Final = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
-_FSDP_SETTINGS: Final = (*_SETTINGS[:4], "zero_stage", "shard_ranks", "keeps_weights")
+_FSDP_SETTINGS: Final = (*_SETTINGS, "shard_ranks", "keeps_weights")
+
+_TP_PLAN: Final = (
+    "the strategy divides sequences over tp: give norms the style 'sequence_parallel' in the "
+    "model's tp_plan, or plan with sequence_parallel=false; 'auto' keeps whole sequences in most "
+    "models"
+)
+"""Transformers divides by the styles of a plan (``integrations/tensor_parallel.py``)."""
 
 _ACCELERATE_PRECISION: Final = {"fp32": "no"}
 
@@ -34,8 +42,34 @@ def nanotron_config(chosen: Chosen) -> Export:
     """Return a configuration for nanotron's ``run_train.py --config-file``.
 
     Raises:
+        ValueError: If nanotron cannot express the strategy, or numbers ranks otherwise.
+    """
+    record, notes = _nanotron(chosen)
+    notes = (*notes, *host_notes(chosen, "nanotron"))
+    use = f"nanotron 0.4: run_train.py --config-file {chosen.file_word(_NANOTRON_FILE)}"
+    return Export(files={_NANOTRON_FILE: _yaml(chosen, use, record, notes)}, notes=notes)
+
+
+def nanotron_program(chosen: Chosen) -> Program:
+    """Return nanotron's ``run_train.py`` with the strategy's configuration as a file.
+
+    Raises:
         ValueError: If nanotron cannot express the strategy.
     """
+    record, notes = _nanotron(chosen)
+    return Program(
+        words=("run_train.py", "--config-file", _NANOTRON_FILE),
+        home="NANOTRON",
+        files={_NANOTRON_FILE: _yaml(chosen, "nanotron 0.4", record, notes)},
+        # "important for some distributed operations" (README of nanotron)
+        variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        head="For nanotron 0.4.",
+        notes=notes,
+    )
+
+
+def _nanotron(chosen: Chosen) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return nanotron's configuration, and notes on it."""
     check_family(chosen, "nanotron", ("llama",))
     settings = settings_of(
         chosen, "nanotron", ("tp", "pp", "dp", "sequence_parallel", "zero_stage", "gradients")
@@ -49,16 +83,11 @@ def nanotron_config(chosen: Chosen) -> Export:
     notes = (
         "nanotron cuts by its own count of FLOPs, which may move a block from the last stage",
         "steps, learning rate, tokenizer and data are placeholders: set them",
-        *host_notes(chosen, "nanotron"),
     )
-    use = f"nanotron 0.4: run_train.py --config-file {chosen.file_word('nanotron.yaml')}"
-    return Export(
-        files={"nanotron.yaml": _yaml(chosen, use, _nanotron(chosen, settings), notes)},
-        notes=notes,
-    )
+    return _nanotron_record(chosen, settings), notes
 
 
-def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
     shape = chosen.experiment.model.shape
     is_divided = settings.get("sequence_parallel", False)
     return {
@@ -174,12 +203,17 @@ def _fsdp_plugin(
         plugin["parallelism_config"] = {
             f"parallelism_config_{name}_size": size for name, size in sizes.items()
         }
-    notes = (
+    notes: tuple[str, ...] = (
         f"per_device_train_batch_size of your script is {settings['micro_batch_size']}",
         f"gradient_accumulation_steps of your Accelerator is {settings['num_micro_batches']}",
     )
-    with_tp = f"for tp {tp} load the model with tp_plan='auto' (Transformers), Accelerate 1.10 on"
-    return plugin, (*notes, with_tp) if tp > 1 else notes
+    if tp > 1:
+        notes += (
+            f"for tp {tp} load the model with tp_plan='auto' (Transformers), Accelerate 1.10 on",
+        )
+    if settings.get("sequence_parallel"):
+        notes += (_TP_PLAN,)
+    return plugin, notes
 
 
 def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

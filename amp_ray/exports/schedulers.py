@@ -1,16 +1,14 @@
 """Slurm and Ray Train around a training program: they start its ranks, one process each.
 
-The runtime of the experiment decides which program it is: Megatron-LM, torchtitan or ours.
+The runtime of the experiment decides which program it is (`starts.PROGRAMS`).
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from amp_ray.exports.chosen import Chosen, Export, Program
-from amp_ray.exports.megatron import megatron_program
 from amp_ray.exports.our_program import synthetic_program
 from amp_ray.exports.scripts import (
     PORT,
@@ -24,15 +22,8 @@ from amp_ray.exports.scripts import (
     runs_on_cpu,
     without_secret_variables,
 )
-from amp_ray.exports.torchtitan import titan_program
+from amp_ray.exports.starts import PROGRAMS
 from amp_ray.trials.launch import slots_by_host
-
-_PROGRAMS: Final[Mapping[str, Callable[[Chosen], Program]]] = {
-    "megatron-core": megatron_program,
-    "megatron-lm-2022": megatron_program,
-    "fsdp2": titan_program,
-}
-"""Programs by runtime, if not ours."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")  # names that Slurm takes without quotes
 
@@ -87,7 +78,8 @@ if __name__ == "__main__":
 _RUN: Final = """\
         paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-        subprocess.run([sys.executable, "-u", *PROGRAM], env=environment, check=True)
+        words = [os.path.join(folder, word) if word in FILES else word for word in PROGRAM]
+        subprocess.run([sys.executable, "-u", *words], env=environment, check=True)
 """
 
 _RUN_WITH_RESULT: Final = """\
@@ -187,11 +179,11 @@ def ray_script(chosen: Chosen) -> Export:
 
 
 def _program(chosen: Chosen) -> Program:
-    """Return the program of the experiment's runtime; ours, if it is none of the table."""
-    make = _PROGRAMS.get(chosen.experiment.traits.name)
-    if make is None:
-        return synthetic_program(chosen)
+    """Return the program of the experiment's runtime, by default ours, with all its variables."""
+    _, make = PROGRAMS.get(chosen.experiment.traits.name, (None, synthetic_program))
     program = make(chosen)
+    if program.result:
+        return program
     variables, missing = without_secret_variables(chosen.experiment.trials.environment)
     return replace(
         program,

@@ -7,7 +7,7 @@ of torchtitan's classes of these names; model and data come from one of torchtit
 import json
 import re
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pprint import pformat
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ _MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384
 
 _OTHER_MODEL: Final = "llama3_debugmodel"
 
+_SCHEDULE: Final = "1F1B"  # torchtitan's default
 _FSDP: Final = 3  # ZeRO stage of FSDP
 _MOST: Final = 10**9  # largest count; larger ones are mistakes
 
@@ -148,7 +149,7 @@ def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
     if shards > 1:
         values["fsdp_reshard_after_forward"] = "never" if settings["keeps_weights"] else "always"
     if settings["pp"] > 1:
-        values["pipeline_parallel_schedule"] = "1F1B"
+        values["pipeline_parallel_schedule"] = _SCHEDULE
         values["pipeline_parallel_microbatch_size"] = settings["micro_batch_size"]
         layers = chosen.experiment.model.layers
         values["module_fqns_per_model_part"] = [
@@ -217,11 +218,28 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
         if section.get(key) is not None:
             record["recompute"] = _recompute(key, section[key])
     parts = parallelism.get("module_fqns_per_model_part")
-    if record["pp"] > 1 and parts:
+    if parts and record["pp"] > 1:
         record["bounds"] = _bounds(parts, experiment.model)
-    elif record["pp"] == 1:
-        record["bounds"] = [0, experiment.model.num_layers]
+    elif record["pp"] == 1 or parallelism.get("pipeline_parallel_schedule", _SCHEDULE) == _SCHEDULE:
+        record["bounds"] = _default_bounds(parallelism, record["pp"], experiment.model)
     return record
+
+
+def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> list[int]:
+    """Return the cuts that torchtitan chooses where no list of modules does.
+
+    Stages have equal shares of the blocks, the first ones one more; embedding and head count for
+    some (``generate_llm_fqn_per_model_part``, torchtitan/distributed/pipeline_parallel.py).
+    """
+    keys = [f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
+    first, last = (_count(parallelism, key, 1, low=0) for key in keys)
+    blocks = model.indices("block")
+    share, rest = divmod(len(blocks) + first + last, pp)
+    if share <= max(first, last) and pp > 1:
+        message = f"{_DEGREES['pp']}: {pp} stages for {len(blocks)} blocks: expected fewer stages"
+        raise ValueError(message)
+    ends = accumulate(share + (stage < rest) for stage in range(pp - 1))
+    return [0, *(blocks[end - first] for end in ends), model.num_layers]
 
 
 def _recompute(key: str, value: object) -> Any:  # noqa: ANN401 - JSON
@@ -262,9 +280,9 @@ def _bounds(parts: object, model: Model) -> list[int]:
     return [0, *(numbers[part[0]] for part in parts[1:]), model.num_layers]
 
 
-def _count(values: Mapping[str, Any], key: str, default: int) -> int:
+def _count(values: Mapping[str, Any], key: str, default: int, *, low: int = 1) -> int:
     value = values.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _MOST:
         message = f"{key}: found {shown(value)}; expected a count: write the number into the file"
         raise ValueError(message)
     return value

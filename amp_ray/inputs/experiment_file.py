@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Protocol
 
-from pydantic import Field, Tag
+from pydantic import AfterValidator, Field, Tag
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
@@ -51,7 +51,17 @@ ZeroStage = Annotated[
     | Annotated[int, Field(ge=0, le=MOST_ZERO_STAGE, strict=True), Tag("number")],
     by_type(str, "word", "number"),
 ]
-Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
+
+_MOST_SAMPLES: Final = 10**6
+
+
+def _samples(count: int) -> int:
+    if count > _MOST_SAMPLES:
+        raise ValueError(f"at most {_MOST_SAMPLES:,} samples: sequences of a step, not tokens")
+    return count
+
+
+Samples = Annotated[int, Field(ge=1, strict=True), AfterValidator(_samples)]
 
 
 class ProfileSection(Section):
@@ -259,6 +269,10 @@ class _Builder:
         if checked.zero_stage is None and space == "operator":
             stage = 0
         if stage == "auto" and space != "operator":
+            for key in ("shard_ranks", "reshard_after_forward"):
+                if getattr(checked, key) is not None:
+                    message = f"zero_stage auto chooses it: set zero_stage too, or leave {key} out"
+                    document.refuse(message, key)
             return AUTO_STAGE
         if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or shard_ranks):
             message = (
@@ -349,7 +363,11 @@ class _Builder:
 
     @cached_property
     def traits_on_boards(self) -> RuntimeTraits:
-        """The traits, with separate attention kernels if a board lacks the runtime's fused one."""
+        """The traits, with separate attention kernels if a board lacks the runtime's fused one.
+
+        Raises:
+            InputError: If the runtime has no attention for a board.
+        """
         traits = self.traits
         if traits.fuses_older_attention or "fused_attention" in self._checked.traits:
             return traits
@@ -357,8 +375,15 @@ class _Builder:
             types = self.hosts[0].device_types
         except InputError:  # raised where the cluster is needed; the model's mistakes count too
             return traits
-        has_kernel = all(device.has_flash_attention for device in types)
-        return traits if has_kernel else replace(traits, fused_attention=False)
+        lacking = [device.name for device in types if not device.has_flash_attention]
+        if lacking and traits.needs_flash_attention:
+            with self._document.at("runtime"):
+                raise ValueError(
+                    f"found {traits.name}, whose only attention is FlashAttention-2; "
+                    f"{', '.join(lacking)} has none (compute capability below 8.0): "
+                    "choose another runtime, such as torch or megatron-core"
+                )
+        return replace(traits, fused_attention=False) if lacking else traits
 
     @cached_property
     def trials(self) -> TrialSettings:

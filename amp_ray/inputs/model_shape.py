@@ -163,7 +163,9 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     """
     figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
-        stated, figures = figures, config_figures(config_text, str(section.config)) | figures
+        file = str(section.config)
+        stated, figures = figures, config_figures(config_text, file) | figures
+        _check_complete(config_text, file, figures)
         length = figures.get("sequence_length")
         if length and "sequence_length" not in stated:
             most = f"sequence_length {length}, the most of the model's configuration"
@@ -186,6 +188,19 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
         _COMPLETE[family](figures)
     lists = {key: tuple(value) for key, value in figures.items() if isinstance(value, list)}
     return ModelShape(**figures | lists)
+
+
+def _check_complete(text: str, file: str, figures: Mapping[str, Any]) -> None:
+    """Refuse a configuration that lacks a figure which the file of the experiment does not set."""
+    kind = parse_json(text, file=file)["model_type"]
+    keys = _KEYS.get(kind, _LLAMA_KEYS)
+    mistakes = Mistakes()
+    for figure in _NEEDED[figures["family"]]:
+        if figure not in figures and figure in keys:
+            with mistakes.collect():
+                where = Where(file=file, key=" or ".join(keys[figure]))
+                raise InputError(f"key is missing; add it, or set model.{figure}", where=where)
+    mistakes.check()
 
 
 def _complete_experts(figures: dict[str, Any]) -> None:
@@ -428,7 +443,10 @@ def config_figures(text: str, file: str) -> dict[str, Any]:
     config = parse_json(text, file=file)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        message = f"found {shown(kind)}; expected one of {', '.join(_FAMILIES)}"
+        message = (
+            f"found {shown(kind)}; expected one of {', '.join(_FAMILIES)}. Set it to the nearest "
+            "(llama, or qwen3_moe with experts), or describe the blocks by model.blocks"
+        )
         raise InputError(message, where=Where(file=file, key="model_type"))
     keys = _KEYS.get(kind, _LLAMA_KEYS)
     _check_parts(config, file, allowed=(*_READ.get(kind, ()), *sum(keys.values(), ())))
@@ -536,9 +554,9 @@ def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...])
         if not is_off and key not in allowed and any(part in key for part in _OTHER_PARTS):
             with mistakes.collect():
                 message = (
-                    f"found {shown(value)}; only dense decoders are planned, and as they are known "
-                    f"{', '.join(_WITH_PARTS)}: model_type {config['model_type']!r} has no such "
-                    "part, no experts, cross attention or latent attention of others"
+                    f"found {shown(value)}; model_type {config['model_type']!r} has no such part "
+                    f"here: experts and latent attention are planned for {', '.join(_WITH_PARTS)}. "
+                    "Set model_type to the nearest, or describe the blocks by model.blocks"
                 )
                 raise InputError(message, where=Where(file=file, key=key))
     mistakes.check()

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
@@ -50,6 +50,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "dict_type": "a mapping of keys",
     "finite_number": "a finite number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "int_type": "an integer",
     "list_type": "a list",
     "model_type": "a mapping of keys",
@@ -177,14 +178,16 @@ def _mistakes(
     values: Any = document.values
     for key in at:
         values = values[key]
-    findings = {_path(values, finding): finding for finding in error.errors(include_url=False)}
-    unknown = [path for path, finding in findings.items() if finding["type"] in _UNKNOWN]
+    findings: dict[Path, list[ErrorDetails]] = {}
+    for finding in error.errors(include_url=False):
+        findings.setdefault(_path(values, finding), []).append(finding)
+    unknown = [path for path, [first, *_] in findings.items() if first["type"] in _UNKNOWN]
     meant = {path: (*path[:-1], _meant(section, path) or path[-1]) for path in unknown}
     mistakes = []
-    for path, finding in findings.items():
-        if finding["type"] != "missing" or path not in meant.values():
+    for path, of_path in findings.items():
+        if of_path[0]["type"] != "missing" or path not in meant.values():
             where = document.where(*at, *path)
-            mistake = InputError(_message(section, path, finding), where=where)
+            mistake = InputError(_message(section, path, of_path), where=where)
             mistakes.append((path not in meant, where.line or math.inf, path, mistake))
     mistakes.sort(key=lambda entry: entry[:2])
     return [(meant.get(path, path), mistake) for *_, path, mistake in mistakes]
@@ -206,8 +209,20 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
     return tuple(path)
 
 
-def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
+NOT_PLANNED: Final = ("training", "lora", "peft", "packing", "rl")
+"""Keys at the top of a file that ask for more than is planned."""
+
+ONLY_PRE_TRAINING: Final = (
+    "all weights of a model are trained, on sequences of one length; no LoRA, packing or RL"
+)
+
+
+def _message(section: type[Section], path: Path, findings: Sequence[ErrorDetails]) -> str:
+    """Return what is wrong with a key; each type that its value may have has a finding."""
+    finding = findings[0]
     if finding["type"] in _UNKNOWN:
+        if path[0] in NOT_PLANNED:
+            return f"{_shown(path[0])} is not planned: {ONLY_PRE_TRAINING}"
         meant = _meant(section, path)
         keys = ", ".join(_known_keys(section, path[:-1]))
         hint = f"known here: {keys}" if meant is None else f"did you mean {meant!r}?"
@@ -216,14 +231,17 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
         if isinstance(path[-1], int):
             return f"entry {path[-1]} is missing"
         return f"key {path[-1]!r} is missing"
-    own_words = finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    expected = own_words
-    if finding["type"] in _EXPECTED:
-        expected = _EXPECTED[finding["type"]].format_map(finding.get("ctx", {}))
+    expected = " or ".join(dict.fromkeys(map(_expected, findings)))
     value = redact_at(path, finding["input"])
     if isinstance(value, str) and value[:1].isdigit() and finding["type"] == "float_type":
         expected += " alone (the key's name tells the unit)"
     return f"found {_shown(value)}; expected {expected}"
+
+
+def _expected(finding: ErrorDetails) -> str:
+    if finding["type"] in _EXPECTED:
+        return _EXPECTED[finding["type"]].format_map(finding.get("ctx", {}))
+    return finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _shown(value: object) -> str:

@@ -434,7 +434,7 @@ class Entry:
 
 def parse_strategies(text: str, *, file: str, experiment: Experiment) -> tuple[Entry, ...]:
     """Read strategies that fit the experiment from CSV or from a JSON list of STRATEGY objects."""
-    is_json = text.lstrip()[:1] in {"[", "{"}
+    is_json = text.lstrip()[:1] in {"[", "{"} or file.endswith(".json")
     parse = _from_json if is_json else _from_csv
     strategies = parse(text, file, experiment)
     if not strategies:
@@ -471,7 +471,7 @@ def strategies_of(
         strategy = record.get("strategy", record) if isinstance(record, dict) else record
         with mistakes.collect():
             if not isinstance(strategy, dict):
-                message = f"expected a strategy object, found {type(strategy).__name__}"
+                message = f"expected a strategy object, found {shown(strategy)}"
                 raise InputError(message, where=where)
             strategies.append(_from_record(strategy, where, experiment))
     mistakes.check()
@@ -486,6 +486,10 @@ def _from_record(values: Mapping[str, Any], where: Where, experiment: Experiment
     if record.recompute is None and record.stages is None:
         recompute = _default_recompute(experiment, is_cut=True)
         record = record.model_copy(update={"recompute": recompute})
+    if record.num_micro_batches is None:
+        dp = record.stages[0].dp if record.stages else record.dp or 1
+        number = _steps(dp, record.micro_batch_size, where, experiment)
+        record = record.model_copy(update={"num_micro_batches": number})
     pp = len(record.stages or (record.bounds or ())[1:])
     zero = _default_zero(experiment, pp, is_cut=True)
     strategy = _strategy(record, experiment.cluster, where, zero)
@@ -606,9 +610,9 @@ def _candidate(record: StrategyRecord, where: Where, experiment: Experiment) -> 
             raise InputError(message, where=where.at(name))
         degrees[name] = value
     pp, is_cut = degrees["pp"], record.bounds is not None
-    if record.token_slices and not is_cut:
-        message = "slices need cuts; add bounds"
-        raise InputError(message, where=where.at("token_slices"))
+    for key in ("token_slices", "placement"):
+        if getattr(record, key) and not is_cut:
+            raise InputError("needs cuts; add bounds", where=where.at(key))
     recompute = _one_recompute(record, pp, where, experiment)
     with placed(where.at("zero_stage"), ValueError):
         zero = record.zero(_default_zero(experiment, pp, is_cut=is_cut))
@@ -668,18 +672,23 @@ def _num_micro_batches(
             f"{options.num_ranks * pp} devices; the cluster has {num_devices}"
         )
         raise InputError(message, where=where)
-    samples = options.dp * record.micro_batch_size
-    number, rest = divmod(batch, samples)
-    if rest:
-        message = (
-            f"dp {options.dp} x micro_batch_size {record.micro_batch_size} = {samples} does "
-            f"not divide global_batch_size {batch}"
-        )
-        raise InputError(message, where=where)
+    number = _steps(options.dp, record.micro_batch_size, where, experiment)
     if record.num_micro_batches not in {None, number}:
         message = f"found {record.num_micro_batches}; global_batch_size {batch} makes it {number}"
         raise InputError(message, where=where.at("num_micro_batches"))
     return number
+
+
+def _steps(dp: int, micro_batch_size: int, where: Where, experiment: Experiment) -> int:
+    """Return the number of micro-batches of a step; refuse a share that does not divide it."""
+    batch, samples = experiment.global_batch_size, dp * micro_batch_size
+    if batch % samples:
+        message = (
+            f"dp {dp} x micro_batch_size {micro_batch_size} = {samples} does "
+            f"not divide global_batch_size {batch}"
+        )
+        raise InputError(message, where=where)
+    return batch // samples
 
 
 def _check_tokens(options: StageOptions, where: Where, experiment: Experiment) -> None:

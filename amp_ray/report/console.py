@@ -1,12 +1,13 @@
 """Consoles and tables; text from input is never read as markup."""
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
 from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,9 +21,6 @@ TEXT: Final[Column] = {"overflow": "fold"}
 _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
 _HTML_WIDTH: Final = 180
-
-_HTML: Final = '<pre style="line-height:1.25;overflow-x:auto"><code>{code}</code></pre>'
-"""Has no colours of its own, so that the light or dark colours of the page apply."""
 
 
 class Row(NamedTuple):
@@ -87,14 +85,47 @@ def phrase_lines(text: str, room: int) -> list[str]:
 
 
 def html_of(drawn: RenderableType) -> str:
-    """Return the HTML of a printable object, for a notebook."""
+    """Return the HTML of a printable object, for a notebook: tables, and lines of text."""
     page = Console(
-        record=True,
-        file=io.StringIO(),
-        width=_HTML_WIDTH,
-        markup=False,
-        emoji=False,
-        highlight=False,
+        file=io.StringIO(), width=_HTML_WIDTH, markup=False, emoji=False, highlight=False
     )
-    page.print(drawn)
-    return page.export_html(inline_styles=True, code_format=_HTML)
+    return "".join(_html_parts(drawn, page))
+
+
+def _html_parts(drawn: Any, page: Console) -> Iterator[str]:  # noqa: ANN401 - what rich can print
+    if isinstance(drawn, Table):
+        yield _html_table(drawn)
+    elif isinstance(drawn, str | Text):
+        yield f"<div>{_html_text(drawn)}</div>"
+    elif isinstance(drawn, Group):
+        for part in drawn.renderables:
+            yield from _html_parts(part, page)
+    elif hasattr(drawn, "__rich__"):
+        yield from _html_parts(drawn.__rich__(), page)
+    else:
+        for part in drawn.__rich_console__(page, page.options):
+            yield from _html_parts(part, page)
+
+
+def _html_table(drawn: Table) -> str:
+    """Return a table of HTML; columns of figures are aligned right."""
+
+    def row(tag: str, cells: Iterable[object]) -> str:
+        aligned = zip(cells, drawn.columns, strict=True)
+        texts = (
+            f'<{tag} style="text-align:{column.justify}">{_html_text(cell)}</{tag}>'
+            for cell, column in aligned
+        )
+        return f"<tr>{''.join(texts)}</tr>"
+
+    head = row("th", (column.header for column in drawn.columns))
+    rows = zip(*(column.cells for column in drawn.columns), strict=True)
+    body = "".join(row("td", cells) for cells in rows)
+    title, caption = (
+        f"<div>{_html_text(text)}</div>" if text else "" for text in (drawn.title, drawn.caption)
+    )
+    return f"{title}<table><thead>{head}</thead><tbody>{body}</tbody></table>{caption}"
+
+
+def _html_text(text: object) -> str:
+    return escape(str(text)).replace("\n", "<br>")

@@ -106,7 +106,8 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         source: Path of the experiment file, for the commands on the page.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
-    sizes = f"{counted(len(ranking.results), 'candidate')} by cost model {planned.cost_model}"
+    number = len(ranking.results) + ranking.num_left_out
+    sizes = f"{counted(number, 'candidate')} by cost model {planned.cost_model}"
     results = ranking.results
     rows = [row(result, number, experiment) for number, result in enumerate(results, start=1)]
     best, record = ranking.best, _empty(experiment)

@@ -1,8 +1,8 @@
 """Texts for strategies and recommendations, shared by all outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
@@ -12,6 +12,17 @@ from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_STAGE
 from amp_ray.units import GIGA, MEGA, counted, figure_text
+
+_NOTATION: Final[Mapping[Callable[[Strategy], bool], str]] = {
+    lambda strategy: any(stage.options.recompute.layers for stage in strategy.stages): (
+        "recompute full:2: in 2 of a stage's blocks; several words: stage by stage"
+    ),
+    lambda strategy: strategy.zero.shard_ranks > 0: "ZeRO 3/8: sharded over groups of 8 ranks",
+    lambda strategy: strategy.zero.keeps_weights: (
+        "ZeRO 3 kept: gathered weights stay until the backward pass"
+    ),
+}
+"""Explanations of short forms, and which strategies have them."""
 
 
 def plan_text(strategy: Mapping[str, Any]) -> str:
@@ -93,13 +104,18 @@ def chosen_texts(strategy: Strategy, experiment: Experiment) -> list[str]:
     return list(filter(None, (chunks, _options_of_strategy(strategy, experiment), again)))
 
 
+def notation(strategies: Sequence[Strategy]) -> list[str]:
+    """List explanations of the short forms in the texts of some strategies."""
+    return [text for is_used, text in _NOTATION.items() if any(map(is_used, strategies))]
+
+
 def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     """List texts on model and cluster of an experiment, and texts on its settings."""
     cluster, model = experiment.cluster, experiment.model
-    devices = ", ".join(
-        f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
-        for device in cluster.device_types
-    )
+    counts = dict.fromkeys(cluster.device_types, 0)
+    for node in cluster.nodes:
+        counts[node.device] += node.num_slots
+    devices = ", ".join(f"{count:,} x {device.name}" for device, count in counts.items())
     assumed = cluster.assumed_network
     racks = f", {counted(len(cluster.nodes), 'rack')}" if cluster.has_racks else ""
     length = model.shape.sequence_length
@@ -154,6 +170,8 @@ def _options_text(of_stages: Sequence[StageOptions]) -> str:
 def _dimension(chosen: tuple[str, object]) -> str:
     """Name a dimension with its value, or a flag that is set."""
     name, value = chosen
+    if name == "virtual_stages":
+        return f"{value} chunks per stage"
     words = "ZeRO" if name == "zero_stage" else name.replace("_", " ")
     return words if value is True else f"{words} {value}"
 

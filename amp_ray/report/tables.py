@@ -16,7 +16,7 @@ from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
-from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, options_text
+from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, notation, options_text
 from amp_ray.search.ranking import (
     Ranking,
     first_reason,
@@ -215,6 +215,8 @@ class ResultsTable:
             yield from phrase_lines(f"bounds count layers: {layers}", width)
         if _EVEN in cuts:
             yield f"{_EVEN}: stages have equal numbers of blocks"
+        strategies = [estimate.strategy for estimate in self._estimates]
+        yield from notation(strategies)
         if any(map(_mfu, self._estimates)) and self.experiment.model.shape.is_causal:
             yield "MFU: causal attention counts by halves"
         if self._has_places:

@@ -121,7 +121,8 @@ def _links(links: Sequence[Record]) -> Iterator[str]:
             )
     for link in links:
         if "num_groups" in link:
-            yield f"{link['num_groups']} {link['what']}: {link['scope']}"
+            groups = counted(link["num_groups"], link["what"].removesuffix("s"))
+            yield f"{groups}: {link['scope']}"
 
 
 def _other(other: Record, row: Record) -> Iterator[str]:

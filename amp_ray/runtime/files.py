@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from amp_ray import guests
 from amp_ray.calibration import Calibration, Observation, apply_calibration, parse_calibration
 from amp_ray.calibration.observation import noise_of
@@ -129,18 +131,20 @@ def load_experiment(
 def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:
     """Return the keys of an experiment file or of plain values, with ``changes`` applied."""
     if isinstance(source, Mapping):
-        document = Document(file="experiment", values=_plain(source))
+        document = Document(file="experiment", values=plain_values(source))
     else:
         document = parse_yaml(read_text(source), file=str(source))
     return with_changes(document, changes)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
-    """Convert mappings, sequences and paths to the values that a file would have."""
+def plain_values(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
+    """Convert mappings, sequences, paths and numpy's values to those that a file would have."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain_values(inner) for inner in value]
     return str(value) if isinstance(value, os.PathLike) else value
 
 
@@ -160,7 +164,7 @@ def _strategy_record(
     strategy = source.strategy if isinstance(source, Estimate) else source
     if isinstance(strategy, Strategy):
         return strategy_to_json(strategy, experiment.cluster)
-    return _plain(strategy)
+    return plain_values(strategy)
 
 
 def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Entry, ...]:

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.clusters.device import CATALOGUE, CPU, find_device
+from amp_ray.clusters.device import CATALOGUE, CPU, find_device, resembles
 from amp_ray.errors import InputError, Where, printable
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
@@ -19,10 +19,13 @@ from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.ray.searching import num_cpus
-from amp_ray.trials.doctor.checks import resembles
 
 _CPU_GBIT_PER_S: Final = 20  # first guess of the rate within a CPU host, which has no such link
 _PRESETS: Final = "data/presets.yaml"
+_WITHOUT_PRESET: Final = {
+    "models": "a Hugging Face config.json",
+    "clusters": "--device with --slots and --inter-gbit-per-s",
+}
 _CPUS: Final = "cpus"  # value of ``slots`` in a preset: the CPUs of this machine
 _MOST_CPUS: Final = 8  # default maximum of slots (one process per CPU); --slots takes any number
 
@@ -66,8 +69,8 @@ def preset(kind: str, name: str) -> dict[str, Any]:
     """Return a model or cluster by name."""
     entries = presets()[kind]
     if name not in entries:
-        message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(entries)}"
-        raise InputError(message)
+        what = f"no {kind.removesuffix('s')} is named {name!r} ({_WITHOUT_PRESET[kind]} works too)"
+        raise InputError(f"{what}; known: {', '.join(entries)}")
     values = dict(entries[name])
     if values.get("slots") == _CPUS:
         values["slots"] = min(_MOST_CPUS, num_cpus())
@@ -113,6 +116,33 @@ def experiment_text(answers: Answers, output: Path) -> str:
     )
     built(text, output)
     return text
+
+
+def keys_of_presets(
+    *,
+    model: str,
+    cluster: str,
+    nodes: int,
+    batch: int,
+    runtime: str = "deepspeed",
+    sequence_length: int | None = None,
+) -> Mapping[str, Any]:
+    """Return the keys of the file that `init` writes for a model and a cluster, with paths.
+
+    Raises:
+        InputError: If a name is unknown, or a number is wrong.
+    """
+    node = {**preset("clusters", cluster), "count": nodes}
+    answers = Answers(
+        name=Path(model).name.removesuffix(".json"),
+        model=model,
+        node=node,
+        batch=batch,
+        runtime=runtime,
+        sequence_length=sequence_length,
+    )
+    file = Path("experiment")
+    return parse_yaml(experiment_text(answers, file), file=str(file)).values
 
 
 def built(text: str, output: Path) -> Experiment:

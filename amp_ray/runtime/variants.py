@@ -10,6 +10,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.yaml_text import parse_value, shown_change
+from amp_ray.runtime.files import plain_values
 from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.search.planner import PlannerChoice
@@ -104,7 +105,9 @@ def combinations_of(
     choices: dict[str, list[str]] = {}
     total = 1
     if isinstance(sets, Mapping):
-        sets = [f"{key}={json.dumps(list(values))[1:-1]}" for key, values in sets.items()]
+        sets = [
+            f"{key}={json.dumps(plain_values([*values]))[1:-1]}" for key, values in sets.items()
+        ]
     for text in sets:
         key, _, values = text.partition("=")
         where = Where(file=f"--set {shown_change(text)}")

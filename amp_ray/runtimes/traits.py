@@ -99,6 +99,8 @@ class RuntimeTraits:
     # Whether attention is one kernel also on boards without FlashAttention-2; else it is separate
     # kernels there
     fuses_older_attention: bool = False
+    # Whether it has no attention but FlashAttention-2: it then runs on no board without it
+    needs_flash_attention: bool = False
     # Its rate relative to matrix products, .7 for FlashAttention-2; where a board's attention was
     # measured, only the ratio to FlashAttention-2 counts
     attention_rate: float = FLASH_ATTENTION_2_RATE

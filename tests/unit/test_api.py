@@ -4,14 +4,18 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import amp_ray as amp
+from amp_ray.cli import commands
+from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import AmpRayError, InputError, NotFeasibleError
 from support.experiments import SMALL
 
@@ -89,8 +93,10 @@ def test_scores_are_those_of_the_plan(small: Path, tmp_path: Path) -> None:
 def test_a_plan_shows_itself(small: Path) -> None:
     plan = amp.plan(small)
     html = plan._repr_html_()
-    assert html.startswith("<pre")
-    assert "s/iter" in html
+    assert html.startswith("<div>small: ")
+    assert html.count("<table>") == 1
+    assert html.count("<tr>") == 1 + min(10, len(plan.feasible))
+    assert ">s/iter</th>" in html
     assert "<script" not in html
     assert repr(plan).startswith("<Plan of small: ")
     assert "tp " in repr(plan)
@@ -99,6 +105,43 @@ def test_a_plan_shows_itself(small: Path) -> None:
 def test_nothing_of_the_input_is_markup() -> None:
     html = amp.plan({**values(), "name": "<b>&[bold]x"})._repr_html_()
     assert "&lt;b&gt;&amp;[bold]x" in html
+
+
+@pytest.mark.parametrize("integer", [int, np.int64])
+def test_presets_stand_for_a_file(tmp_path: Path, integer: Callable[[int], int]) -> None:
+    keys: dict[str, Any] = {"model": "gpt2-1.5b", "cluster": "dgx-a100"}
+    plan = amp.plan(**keys, nodes=integer(1), batch=integer(16), num_rows=1)
+    path = tmp_path / "my.yaml"
+    options = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--nodes", "1", "--batch", "16")
+    commands(["init", "-o", str(path), *options], standalone_mode=False)
+    assert plan.best == amp.plan(path, num_rows=1).best
+    assert amp.load(**keys, nodes=1, batch=16).name == "gpt2-1.5b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "expected a source, or model, cluster, nodes, batch; missing: model, cluster"),
+        ({"model": "gpt2-1.5b"}, "missing: cluster, nodes, batch"),
+        ({"source": "a.yaml", "model": "gpt2-1.5b"}, "found a source and model: expected one"),
+        ({"source": 5}, "found 5; expected the path of an experiment file, or its keys"),
+        (
+            {"model": "gpt2-1.5b", "cluster": "dgx-a100", "nodes": 2.0, "batch": 16},
+            "cluster.nodes.0.count: found 2.0; expected an integer",
+        ),
+    ],
+)
+def test_a_source_that_is_none_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        amp.plan(**arguments)
+
+
+def test_numpy_values_are_plain_ones(small: Path) -> None:
+    degrees = {name: np.int64(1) for name in ("tp", "pp", "micro_batch_size")}
+    [mine] = amp.score(small, [{**degrees, "dp": np.int64(4)}])
+    assert isinstance(mine, Estimate)
+    counts: Any = np.array([1, 2])
+    assert len(amp.sweep(small, {"cluster.nodes.0.count": counts}).bests) == 2
 
 
 def test_rows_are_flat(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

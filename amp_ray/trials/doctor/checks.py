@@ -1,12 +1,11 @@
 """All checks of ``amp-ray doctor``: turn reports of hosts into findings, contacting no host."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from amp_ray.clusters.device import CATALOGUE
+from amp_ray.clusters.device import CATALOGUE, resembles
 from amp_ray.trials.doctor.findings import Finding, HostReport, Level, shell_command
 from amp_ray.trials.doctor.software import (
     Needs,
@@ -199,24 +198,6 @@ def visible_gpus(facts: Mapping[str, Any]) -> list[Gpu]:
         return gpus
     named = (next((gpu for gpu in gpus if _is_named(gpu, name)), None) for name in names)
     return [gpu for gpu in named if gpu is not None]
-
-
-def resembles(planned: str, driver_name: str) -> bool:
-    """Return whether a driver's name for a GPU means the catalogue's device ``planned``.
-
-    Example:
-        >>> resembles("A100-40", "NVIDIA A100-SXM4-40GB"), resembles("A10", "NVIDIA A100-SXM4-40GB")
-        (True, False)
-        >>> resembles("RTX3090", "NVIDIA GeForce RTX 3090"), resembles("H200", "NVIDIA GH200 480GB")
-        (True, False)
-    """
-    series = planned.partition("-")[0]
-    parts = re.findall(r"[A-Za-z]+|\d+", series)
-    shape = r"[\s-]?".join(map(re.escape, parts))
-    return (
-        re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9])", driver_name, re.IGNORECASE)
-        is not None
-    )
 
 
 def _is_named(gpu: Gpu, name: str) -> bool:

@@ -555,7 +555,8 @@ def test_the_knee_is_where_more_devices_bring_little(amp_ray: Run, small: Path) 
 
 def test_a_value_that_does_not_fit_is_a_row_with_its_reason(amp_ray: Run, small: Path) -> None:
     ended = amp_ray("sweep", small, "--set", "global_batch_size=16,x", "--json")
-    assert ended.code == 0
+    assert ended.code == 2
+    assert "--set global_batch_size=x: global_batch_size: found 'x'" in ended.err
     good, bad = ended.json["points"]
     assert (good["reason"], bad["row"]) == (None, None)
     assert "--set global_batch_size=x" in bad["reason"]

@@ -85,6 +85,20 @@ def test_an_experiment_gets_the_slices_of_its_fastest_strategy(
     assert "per iteration: tp 1, pp 4, dp 1" in amp_ray("slices", path).out
 
 
+def test_slices_are_shown_where_a_plainer_strategy_comes_first(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    text = LONG.replace("8192", "1024") + "global_batch_size: 4\nsearch: {max_dp: 1, max_tp: 1}\n"
+    (tmp_path / "short.yaml").write_text(text, encoding="utf-8")
+    result = amp_ray("slices", tmp_path / "short.yaml", "--json").json
+    plan = amp_ray("plan", tmp_path / "short.yaml", "--set", "search.token_slices=true", "--json")
+    first = plan.json["ranking"][0]
+    assert "token_slices" not in first["strategy"]
+    assert result["row"]["position"] > 1
+    assert result["time_s"] == plan.json["fastest_s"] < first["iteration_time_s"]
+    assert len(result["slices"][0]["tokens"]) > 1
+
+
 def test_an_experiment_without_room_ends_with_3(amp_ray: Run, tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(EXPERIMENT.replace("slots: 4,", "slots: 4, memory_gib: 1,"), encoding="utf-8")

@@ -36,6 +36,19 @@ PUBLISHED = Path(__file__).parents[3] / "experiments/published"
             (("device: T4", "device: A100-40"), ("sequence_length: 128", "sequence_length: 8191")),
             ["sequence length 8191 is no multiple of 64, which tensor cores need"],
         ),
+        (
+            (
+                ("device: T4", "device: A100-40"),
+                ("sequence_length: 128", "sequence_length: 8192"),
+                ("global_batch_size: 8", "global_batch_size: 524288"),
+            ),
+            [
+                (
+                    "batch 524,288: 4.3 billion tokens a step; global_batch_size counts sequences, "
+                    "not tokens"
+                )
+            ],
+        ),
     ],
 )
 def test_remarks(changes: tuple[tuple[str, str], ...], texts: list[str]) -> None:

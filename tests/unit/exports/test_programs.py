@@ -435,6 +435,32 @@ def test_a_configuration_that_is_none_is_refused_with_its_place(text: str, messa
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("keys", "bounds"),
+    [
+        ("", [0, 4, 9]),  # 6 blocks, and one each for embedding and head: 4 + 4
+        ("pipeline_parallel_degree = 3", [0, 3, 6, 9]),  # 3 + 3 + 2
+        ("pipeline_parallel_first_stage_less_layers = 0", [0, 5, 9]),  # 4 + 3
+        ("pipeline_parallel_last_stage_less_layers = 2", [0, 5, 9]),  # 5 + 4
+        ('pipeline_parallel_schedule = "Interleaved1F1B"', None),
+    ],
+)
+def test_without_a_list_of_modules_torchtitan_cuts_by_its_own_rule(
+    keys: str, bounds: list[int] | None
+) -> None:
+    text = TOML.replace("pipeline_parallel_degree = 2\n", "") if "degree" in keys else TOML
+    text = text.replace("tensor_parallel_degree = 2", "tensor_parallel_degree = 1")
+    text = text.replace("[act", f"{keys}\n[act").replace("shard_degree = 1", "shard_degree = -1")
+    base = experiment(("slots: 2", "slots: 3")) if "3" in keys else experiment()
+    assert strategy_of(text, base).get("bounds") == bounds
+
+
+def test_more_stages_than_torchtitan_can_fill_are_refused() -> None:
+    text = TOML.replace("pipeline_parallel_degree = 2", "pipeline_parallel_degree = 4")
+    with pytest.raises(InputError, match="pipeline_parallel_degree: 4 stages for 3 blocks"):
+        strategy_of(text, experiment(("num_layers: 6", "num_layers: 3")))
+
+
 @pytest.mark.parametrize("layout", ["Et*3|t*3", "t|t", "Et*9L", "Ex|tL", "E(t|*2L"])
 def test_a_layout_that_is_none_is_told(layout: str) -> None:
     with pytest.raises(InputError, match="layout"):
@@ -519,7 +545,6 @@ def test_torchtitans_toml_and_flags_are_read() -> None:
     record = strategy_of(TOML, experiment())
     assert (record["tp"], record["pp"], record["dp"]) == (2, 2, 1)
     assert (record["micro_batch_size"], record["recompute"]) == (1, "full")
-    assert "bounds" not in record
     script = (
         "torchrun -m torchtitan.train --parallelism.tensor-parallel-degree 2 "
         "--parallelism.data_parallel_shard_degree=1 --training.local_batch_size 1"
@@ -603,6 +628,10 @@ def test_accelerate_gets_its_fsdp_plugin_for_plans_of_fsdp2() -> None:
     both = accelerate_config(chosen(strategy((0, 9), tp=2, zero=Zero(stage=3)), base))
     assert "parallelism_config_tp_size: 2" in text_of(both)
     assert any("tp_plan='auto'" in note for note in both.notes)
+    plan = strategy((0, 9), tp=2, sequence_parallel=True, zero=Zero(stage=3))
+    divided = accelerate_config(chosen(plan, base))
+    assert yaml.safe_load(text_of(divided)) == yaml.safe_load(text_of(both))
+    assert any("give norms the style 'sequence_parallel'" in note for note in divided.notes)
 
 
 @pytest.mark.parametrize(
@@ -611,7 +640,7 @@ def test_accelerate_gets_its_fsdp_plugin_for_plans_of_fsdp2() -> None:
         (strategy((0, 4, 9), zero=Zero(stage=3)), "has no pipeline"),
         (strategy((0, 9), SELECTIVE, zero=Zero(stage=3)), "all blocks or none, not selective"),
         (strategy((0, 9), tp=4, zero=Zero(stage=3)), "at least 2 ranks; here dp is 1"),
-        (strategy((0, 9), tp=2, sequence_parallel=True), "cannot be told sequence_parallel"),
+        (strategy((0, 9), tp=2, cp=2, zero=Zero(stage=3)), "cannot be told cp 2"),
     ],
 )
 def test_what_the_fsdp_plugin_has_not_is_refused(plan: Strategy, message: str) -> None:

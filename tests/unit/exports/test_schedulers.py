@@ -1,4 +1,4 @@
-"""Slurm and Ray Train around Megatron-LM and torchtitan."""
+"""Slurm and Ray Train around Megatron-LM, nanotron and torchtitan."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from amp_ray.exports.chosen import Chosen
 from amp_ray.exports.megatron import megatron_program
@@ -99,6 +100,23 @@ def test_slurm_starts_every_rank_of_megatron(tmp_path: Path) -> None:
     assert len(rows) == 4
 
 
+@pytest.mark.parametrize("runtime", ["megatron-lm-2022", "megatron"])
+def test_slurm_starts_megatron_for_older_runtimes(runtime: str) -> None:
+    even = Strategy.uniform(GRID, (0, 4, 9))
+    text = slurm_folder(chosen(runtime, even)).files["job.sbatch"]
+    assert "pretrain_gpt.py" in text
+    assert "--tensor-model-parallel-size 2" in text
+
+
+def test_slurm_starts_nanotron_with_its_configuration(tmp_path: Path) -> None:
+    export = slurm_folder(chosen("nanotron", Strategy.uniform(GRID, (0, 4, 9))))
+    assert yaml.safe_load(export.files["nanotron.yaml"])["parallelism"]["pp"] == 2
+    done = batch(tmp_path, export.files, NANOTRON="/opt/nanotron")
+    [last] = [line for line in done.stdout.splitlines() if line.startswith("3|")]
+    words = "-u|/opt/nanotron/run_train.py|--config-file|nanotron.yaml|"
+    assert last == f"3|1|4|gpu3|29500|1|{words}"
+
+
 def test_slurm_ends_without_the_folder_of_megatron(tmp_path: Path) -> None:
     done = batch(tmp_path, slurm_folder(chosen()).files)
     assert done.returncode != 0
@@ -153,8 +171,9 @@ print(json.dumps([sys.argv, os.environ["NCCL_DEBUG"], int(os.environ["MASTER_POR
 def run_ray(
     folder: Path, text: str, *more: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program for Ray Train with stand-ins for Ray, torch and torchtitan."""
-    files = {**RAY, "train_ray.py": text, "torchtitan/train.py": SHOW, "lm/pretrain_gpt.py": SHOW}
+    """Run a program for Ray Train with stand-ins for Ray, torch and the training programs."""
+    programs = ("torchtitan/train.py", "lm/pretrain_gpt.py", "nanotron/run_train.py")
+    files = {**RAY, "train_ray.py": text, **dict.fromkeys(programs, SHOW)}
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
@@ -202,6 +221,16 @@ def test_ray_runs_the_program_of_the_runtime(runtime: str, tmp_path: Path) -> No
     else:
         assert argv[0] == str(lm / "pretrain_gpt.py")
         assert tuple(argv[1:-2]) == megatron_program(chosen()).words[1:]
+
+
+def test_ray_names_the_configuration_where_it_wrote_it(tmp_path: Path) -> None:
+    plan = Strategy.uniform(GRID, (0, 4, 9))
+    [text] = ray_script(with_variables(chosen("nanotron", plan))).files.values()
+    done = run_ray(tmp_path, text, NANOTRON=str(tmp_path / "nanotron"))
+    argv, *_ = json.loads(done.stdout.splitlines()[-1])
+    assert argv[:2] == [str(tmp_path / "nanotron/run_train.py"), "--config-file"]
+    assert Path(argv[2]).is_absolute()
+    assert Path(argv[2]).name == "nanotron.yaml"
 
 
 def test_ray_ends_without_the_folder_of_megatron(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def documented(formats: str) -> set[str]:
 
 ON_T4 = {
     name: replace(RUNTIMES[name], fused_attention=False)
-    for name in ("megatron-core", "nanotron", "llm-foundry")
+    for name in ("megatron-core", "llm-foundry")
 }
 """Runtimes whose one kernel for attention does not run on SMALL's boards."""
 
@@ -120,6 +120,7 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
         *(
             (f"runtime: {name}", "traits", ON_T4.get(name, traits))
             for name, traits in RUNTIMES.items()
+            if not traits.needs_flash_attention
         ),
         ("runtime: amp-2022", "model.num_layers", 12),
         ("search: {min_tp: 2}", "limits.min_tp", 2),

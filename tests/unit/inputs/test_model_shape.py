@@ -311,10 +311,10 @@ def test_what_our_training_program_lacks_is_planned_only() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA_3_8B | {"num_local_experts": 8}, "num_local_experts: found 8; only dense"),
+        (LLAMA_3_8B | {"num_local_experts": 8}, "num_local_experts: found 8; model_type"),
         (QWEN3_30B | {"decoder_sparse_step": 2}, "decoder_sparse_step: found 2; expected 1"),
         (QWEN3_30B | {"mlp_only_layers": [0]}, r"mlp_only_layers: found \[0\]; expected \[\]"),
-        (MIXTRAL | {"kv_lora_rank": 512}, "kv_lora_rank: found 512; only dense"),
+        (MIXTRAL | {"kv_lora_rank": 512}, "kv_lora_rank: found 512; model_type"),
         (GPT_OSS_20B | {"layer_types": ["linear"]}, r"layer_types: found \['linear'\]; expected a"),
         (VIT_BASE | {"num_channels": 1}, "num_channels: found 1; expected 3"),
     ],

@@ -212,6 +212,23 @@ def test_json_with_bounds_takes_the_experiments_recompute() -> None:
     assert entry.strategy.recompute == FULL
 
 
+def test_the_batch_decides_the_micro_batches_of_given_cuts() -> None:
+    (entry,) = parse(json.dumps([RECORD | {"bounds": [0, 2, 5]}]))
+    assert entry.strategy is not None
+    assert entry.strategy.num_micro_batches == 4
+    stages = [{"layers": [0, 5], "tp": 4, "dp": 1}]
+    (entry,) = parse(json.dumps([{"micro_batch_size": 2, "stages": stages}]))
+    assert entry.strategy is not None
+    assert entry.strategy.num_micro_batches == 4
+    with pytest.raises(InputError, match="= 6 does not divide global_batch_size 8"):
+        parse(json.dumps([RECORD | {"bounds": [0, 2, 5], "micro_batch_size": 3}]))
+
+
+def test_a_file_of_json_that_is_none_is_refused_as_json() -> None:
+    with pytest.raises(InputError, match=r"plans\.json:1: not valid JSON"):
+        parse_strategies("nonsense", file="plans.json", experiment=experiment())
+
+
 def test_stages_set_recompute_by_themselves() -> None:
     stages = [{"layers": [0, 5], "tp": 4, "dp": 1}]
     spelled = {"micro_batch_size": 1, "num_micro_batches": 8, "stages": stages}
@@ -238,7 +255,8 @@ def test_stages_set_recompute_by_themselves() -> None:
             "bounds: found 0 2 4; expected 0 to 5, the number of the model's layers",
         ),
         ({"dp": None}, "dp: key is missing; a strategy without bounds and stages needs it"),
-        ({"token_slices": [[2, [5, 3]]]}, "token_slices: slices need cuts; add bounds"),
+        ({"token_slices": [[2, [5, 3]]]}, "token_slices: needs cuts; add bounds"),
+        ({"placement": [["node0", 0]]}, "placement: needs cuts; add bounds"),
     ],
 )
 def test_a_strategy_of_another_experiment_is_refused(

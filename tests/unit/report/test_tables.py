@@ -12,6 +12,7 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, plainest_first, rank
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
+from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import AUTO_STAGE, Zero
 from support.experiments import small_experiment
@@ -103,6 +104,22 @@ def test_bounds_and_places_are_whole_and_break_between_numbers_and_stages() -> N
     assert "0 1 2 3 4 5 6 7 8" in last
     assert "tp1 dp1 on node5" in " ".join(last)
     assert all(not line.endswith((" on", "tp1", "dp1", "dp2")) for line in last)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (StageOptions(tp=1, dp=4, recompute=Recompute(kind="full", layers=2)), "2 of a stage's"),
+        (StageOptions(tp=1, dp=4, zero=Zero(stage=3, shard_ranks=2)), "over groups of 8 ranks"),
+        (StageOptions(tp=1, dp=4, zero=Zero(stage=3, keeps_weights=True)), "until the backward"),
+    ],
+)
+def test_short_forms_are_explained_where_they_stand(options: StageOptions, text: str) -> None:
+    plain = bare(1.0)
+    grid = Candidate(options=options, pp=1, micro_batch_size=1, num_micro_batches=2)
+    short = replace(plain, strategy=Strategy.uniform(grid, (0, 9)))
+    assert text in drawn(table(short))
+    assert text not in drawn(table(plain))
 
 
 def test_long_bounds_are_not_shortened() -> None:
