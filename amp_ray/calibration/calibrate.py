@@ -1,8 +1,9 @@
 """Fit a calibration to trials: few named constants, physical priors, robust losses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Choice:
     most_memory: int = 2  # how many constants of memory it may choose
 
 
+_HURTS: Final = "not needed: the fit to all trials predicts each from the rest no better with it"
+
 RULE = Choice()  # at most eight constants, by the rule
 
 
@@ -70,11 +73,11 @@ def calibrate(
     """Fit constants to trials; list unidentified constants in the result, with the reason.
 
     Times: maximum a posteriori of the logarithms of constants under normal priors, with a
-        pseudo-Huber loss of the logarithm of predicted over measured time; failed trials are
-        ignored, and unsteady trials have a larger error. Memory: the same for measured peaks. The
-        peak of a trial that ran out of memory lies above the limit; the peak of a trial that
-        finished lies below it. A trial that failed for an unknown cause ran out of memory or of
-        time.
+        pseudo-Huber loss of the logarithm of predicted over measured time; failed trials and those
+        of a second population (`populations`) are ignored, unsteady trials have a larger error.
+    Memory: the same for measured peaks. The peak of a trial that ran out of memory lies above the
+        limit; the peak of a trial that finished lies below it. A trial that failed for an unknown
+        cause ran out of memory or of time.
 
     The constants of ``experiment`` are the priors; trials may come from other experiments of the
     same site and runtime. A ``predictor`` remembers predictions between calls. If ``thorough``, the
@@ -87,10 +90,13 @@ def calibrate(
         predictor=predictor,
         observations=tuple(trial for trial in observations if trial.tells_time),
         prior_error=experiment.constants.time_error,
-    )
+    ).without_second_population()
     fits = _fit(experiment.constants, observations, timed, choice, thorough=thorough)
     left_out = timed.left_out_times(fits.time) if thorough else []
-    by_trial = dict(zip(map(id, timed.observations), left_out, strict=False))
+    by_trial = dict.fromkeys(map(id, timed.observations)) | dict(
+        zip(map(id, timed.observations), left_out, strict=False)
+    )
+    names, covariance = timed.covariance(fits.time)
     return Calibration(
         experiment=experiment.name,
         fingerprint=fingerprint(experiment),
@@ -98,8 +104,8 @@ def calibrate(
         refused=_refused(fits, timed, choice),
         time_error=fits.time.fit.error,
         memory_error=fits.memory.error,
-        time_constants=timed.names,
-        covariance=tuple(tuple(map(float, row)) for row in timed.covariance(fits.time)),
+        time_constants=names,
+        covariance=tuple(tuple(map(float, row)) for row in covariance),
         trials=_records(observations, by_trial, fits.point, predictor),
     )
 
@@ -117,6 +123,8 @@ def _fit(
     if choice.names is None:
         names, dropped = timed.choose(choice.most_time)
         time = timed.fit(names, thorough=thorough)
+        if thorough and timed.hurts(time):
+            time, dropped = timed.fit([], thorough=True), dropped | dict.fromkeys(names, _HURTS)
         trials = MemoryTrials.of(timed.predictor, observations, time.point, constants)
         chosen, memory, more = trials.choose(choice.most_memory)
         return _Fits(time=time, memory_names=chosen, memory=memory, dropped=dropped | more)
@@ -207,7 +215,7 @@ def _refused(fits: _Fits, timed: TimeTrials, choice: Choice) -> tuple[RefusedCon
 
 def _records(
     observations: Sequence[Observation],
-    left_out: dict[int, float],
+    left_out: Mapping[int, float | None],
     point: Point,
     predictor: Predictor,
 ) -> tuple[TrialRecord, ...]:
@@ -216,7 +224,7 @@ def _records(
         TrialRecord(
             strategy=_strategy(observation.strategy, observation.experiment),
             outcome=observation.outcome,
-            tells_time=observation.tells_time,
+            tells_time=id(observation) in left_out,
             measured_s=observation.measured_s,
             spread_s=observation.spread_s,
             noise=observation.noise,

@@ -21,6 +21,7 @@ from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.errors import InputError, Where, shown
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strict_text import parse_json
+from amp_ray.units import counted
 
 Scope = Literal["device", "library", "site"]
 
@@ -76,7 +77,9 @@ class TrialRecord:
 
     strategy: Mapping[str, Any]  # a STRATEGY; ranks in device order if without placement
     outcome: Outcome
-    tells_time: bool  # whether times were fitted to it
+    # Whether times were fitted to it. Not so for a measured trial of a second population, slower
+    # than any constant explains.
+    tells_time: bool
     measured_s: float | None
     spread_s: float | None  # interquartile range of its steps
     before_s: float  # predicted with every constant at its prior
@@ -108,15 +111,35 @@ class Calibration:
         return len(self.constants)
 
     def mean_error(self, which: Literal["before_s", "after_s", "left_out_s"]) -> float | None:
-        """Return the mean absolute relative error over all measured trials; None without any."""
+        """Return the mean absolute relative error over trials that tell times; None without any."""
         errors = [
             abs(predicted / trial.measured_s - 1.0)
             for trial in self.trials
-            if trial.measured_s is not None
+            if trial.tells_time and trial.measured_s is not None
             for predicted in [getattr(trial, which)]
             if predicted is not None
         ]
         return math.fsum(errors) / len(errors) if errors else None
+
+    @property
+    def second_population(self) -> tuple[TrialRecord, ...]:
+        """Measured trials that times were not fitted to."""
+        return tuple(
+            trial for trial in self.trials if trial.measured_s is not None and not trial.tells_time
+        )
+
+    @property
+    def second_population_text(self) -> str:
+        """What to say of these trials; empty without any."""
+        slow = self.second_population
+        ratios = [(trial.measured_s or 0.0) / trial.after_s for trial in slow]
+        if not slow:
+            return ""
+        return (
+            f"no constant was fitted to {counted(len(slow), 'trial')} of a second population, "
+            f"slower than any constant explains: {min(ratios):.2g} to {max(ratios):.2g} times the "
+            "prediction"
+        )
 
     def values(self) -> dict[str, float]:
         """Return the fitted values by name."""

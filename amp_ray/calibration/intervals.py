@@ -1,9 +1,12 @@
 """Intervals of predicted times, from the uncertainty of the constants."""
 
+import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import cache
+from importlib import resources
+from typing import Final, Literal
 
 import numpy as np
 
@@ -24,6 +27,10 @@ _ON_MEASURED_BOARDS: Final = 0.05
 """The same for models without experts if the model was compared with measurements of all boards:
 the root mean square of the mean errors of eight published tables (`make accuracy`, column bias)."""
 
+Evidence = Literal["dense", "experts", "extrapolated"]
+"""What speaks for predictions without any trial: published times of models without or with experts
+on the same boards, or none of the boards."""
+
 _MEASURED_LINKS: Final = 0.15
 """Sigma of the rate within nodes if it was measured on these boards: other machines reach it
 within 3 % (vTrain's benchmark of A100), collectives beside computation less of it."""
@@ -39,10 +46,8 @@ def prior_uncertainty(experiment: Experiment) -> Uncertainty:
     """
     cluster = experiment.cluster
     sigmas = {name: PRIOR_SIGMA[name] for name in TIME_CONSTANTS}
-    is_measured = all(device.is_measured for device in cluster.device_types) and not any(
-        layer.experts for layer in experiment.model.layers
-    )
-    sigmas[PROGRAM_SCALE] = _ON_MEASURED_BOARDS if is_measured else FIRST_MET
+    is_compared = evidence(experiment) == "dense"
+    sigmas[PROGRAM_SCALE] = _ON_MEASURED_BOARDS if is_compared else FIRST_MET
     if all(node.intra.board for node in cluster.nodes):
         sigmas["intra_efficiency"] = _MEASURED_LINKS
     if len(cluster.nodes) > 1 and any(node.inter.assumed for node in cluster.nodes):
@@ -52,12 +57,36 @@ def prior_uncertainty(experiment: Experiment) -> Uncertainty:
     )
 
 
+def evidence(experiment: Experiment) -> Evidence:
+    """Return what speaks for predictions of an experiment."""
+    if not all(device.is_measured for device in experiment.cluster.device_types):
+        return "extrapolated"
+    return "experts" if any(layer.experts for layer in experiment.model.layers) else "dense"
+
+
+def width_factor(experiment: Experiment) -> float:
+    """Return the factor of the sigmas of predicted times that published measurements ask for.
+
+    `data/interval-widths.csv` has it for boards that were measured. Without such measurements, and
+    after trials, which replace priors, there is nothing to correct.
+    """
+    return 1.0 if experiment.uncertainty else _width_factors().get(evidence(experiment), 1.0)
+
+
+@cache
+def _width_factors() -> Mapping[str, float]:
+    text = resources.files("amp_ray").joinpath("data/interval-widths.csv").read_text("utf-8")
+    return {row["evidence"]: float(row["factor"]) for row in csv.DictReader(text.splitlines())}
+
+
 def partly_known(
     posterior: Uncertainty, kept: Sequence[str], experiment: Experiment
 ) -> Uncertainty:
     """Return the priors, replaced where the uncertainty of a constant is known."""
     prior = prior_uncertainty(experiment)
-    covariance = np.array(prior.covariance)
+    covariance = width_factor(replace(experiment, uncertainty=None)) ** 2 * np.array(
+        prior.covariance
+    )
     both = [name for name in posterior.names if name in kept and name in prior.names]
     ours, theirs = (
         [names.index(name) for name in both] for names in (prior.names, posterior.names)
@@ -94,6 +123,15 @@ def tie_errors(experiment: Experiment, shifts: FloatArray) -> FloatArray:
     return errors
 
 
+def time_sigmas(experiment: Experiment, shifts: FloatArray) -> FloatArray:
+    """Return the sigma of each log time, from what is known of constants and of the model's error.
+
+    ``shifts`` are those of `log_shifts`; the result has shape ``(num_estimates,)``.
+    """
+    sigmas: FloatArray = np.sqrt(_sum_of_rows(shifts**2) + experiment.constants.time_error**2)
+    return sigmas
+
+
 def with_intervals(
     experiment: Experiment, estimates: Sequence[Estimate], shifts: FloatArray | None = None
 ) -> list[Estimate]:
@@ -105,8 +143,7 @@ def with_intervals(
         return []
     if shifts is None:
         shifts = log_shifts(experiment, estimates)
-    variance = _sum_of_rows(shifts**2)
-    sigmas = np.sqrt(variance + experiment.constants.time_error**2)
+    sigmas = width_factor(experiment) * time_sigmas(experiment, shifts)
     return [
         replace(
             estimate,

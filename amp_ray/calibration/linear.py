@@ -1,11 +1,11 @@
 """Maximum a posteriori of a linear model with a robust loss and a learnt scale of error."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from amp_ray.arrays import FloatArray
+from amp_ray.arrays import BoolArray, FloatArray
 
 # Where the loss turns from square to linear, in units of the error: 95 % efficient for normal
 # errors (Huber, Robust Statistics)
@@ -34,15 +34,18 @@ class LinearProblem:
         """Return the standard deviation of every residual, shape ``(num_trials,)``."""
         return np.hypot(error, self.noise)
 
+    def only(self, trials: BoolArray) -> "LinearProblem":
+        """Return the problem of some trials, those that are true."""
+        return replace(
+            self,
+            offset=self.offset[trials],
+            slopes=self.slopes[trials],
+            noise=self.noise[trials],
+        )
+
     def without(self, trial: int) -> "LinearProblem":
         """Return the problem with one trial left out."""
-        return LinearProblem(
-            offset=np.delete(self.offset, trial),
-            slopes=np.delete(self.slopes, trial, axis=0),
-            prior_sigma=self.prior_sigma,
-            prior_error=self.prior_error,
-            noise=np.delete(self.noise, trial),
-        )
+        return self.only(np.arange(len(self.offset)) != trial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

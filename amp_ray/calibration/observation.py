@@ -45,6 +45,14 @@ class Observation:
         """The plan to predict."""
         return self.experiment, self.strategy
 
+    def excess_s(self, predicted_s: float) -> float:
+        """Return by how much it took longer than predicted, in s per slot of the pipeline.
+
+        There are as many slots as micro-batches pass the last stage while it works or waits.
+        """
+        num_slots = self.strategy.num_micro_batches + self.strategy.pp - 1
+        return ((self.measured_s or 0.0) - predicted_s) / num_slots
+
     @property
     def tells_time(self) -> bool:
         """Whether it has a measured time, steady or not."""

@@ -25,8 +25,9 @@ from amp_ray.calibration.linear import (
     robust_loss,
 )
 from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.populations import second_population
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Point, Predictor
-from amp_ray.clusters.constants import PROGRAM_SCALE
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE
 
 _FURTHEST: Final = 1.5  # prior sigmas of one step: beyond, the linear model is not trusted
 _CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends the search
@@ -81,6 +82,26 @@ class TimeTrials:
         is_needed = abs(typical) > _UNEXPLAINED * math.sqrt(variance)
         return (*TIME_CONSTANTS, PROGRAM_SCALE) if is_needed else TIME_CONSTANTS
 
+    def without_second_population(self) -> "TimeTrials":
+        """Return the trials without those that are slower than any constants explain.
+
+        Every constant is taken to be as uncertain as the common factor of all times.
+        """
+        names = (*TIME_CONSTANTS, PROGRAM_SCALE)
+        problem = self._linear(names, PRIOR, self.slopes(names, PRIOR))
+        wide = np.full(len(names), PRIOR_SIGMA[PROGRAM_SCALE])
+
+        def excess_s(residuals: FloatArray) -> FloatArray:
+            pairs = zip(self.observations, residuals.tolist(), strict=True)
+            predicted = [(trial, (trial.measured_s or 0.0) * math.exp(log)) for trial, log in pairs]
+            return np.array([trial.excess_s(time_s) for trial, time_s in predicted])
+
+        slow = second_population(replace(problem, prior_sigma=wide), excess_s)
+        kept = [
+            trial for trial, is_slow in zip(self.observations, slow, strict=True) if not is_slow
+        ]
+        return replace(self, observations=tuple(kept))
+
     @property
     def noise(self) -> FloatArray:
         """Noise of every measurement, as in `Observation`; shape ``(num_trials,)``."""
@@ -99,8 +120,10 @@ class TimeTrials:
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose the constants that these trials identify, or none if they do not help.
 
-        They help if a trial is predicted better from the others with them than without. So trials
-        that the cost model cannot explain leave it as it is. A single trial is always used.
+        They help if a trial is predicted better from the others with them than without, by more
+        than the standard error of that difference. So trials that the cost model cannot explain
+        leave it as it is, and so do trials that agree by chance. If they do not help, a common
+        factor of all times may, by the same rule. A single trial is always used.
 
         Returns at most ``most`` names, the first choice first, and the reasons, by name, why
         constants that change these trials were dropped.
@@ -108,20 +131,28 @@ class TimeTrials:
         names, dropped = self.identifiable(most)
         if len(self.observations) == 1 or not names:
             return names, dropped
-        with_them, without = self._left_out_error(names), self._left_out_error([])
-        if with_them < without:
+        without, with_them = self._left_out_errors([]), self._left_out_errors(names)
+        if _exceeds(without, with_them):
             return names, dropped
+        helps = _exceeds(without, self._left_out_errors([PROGRAM_SCALE]))
+        chosen = [PROGRAM_SCALE] if helps else []
         reason = (
             f"not needed: a trial is predicted from the others with an error of "
-            f"{100 * without:.1f} % without it, {100 * with_them:.1f} % with it"
+            f"{100 * without.mean():.1f} % without any, {100 * with_them.mean():.1f} % with those "
+            "that the trials identify; the difference must exceed its standard error"
         )
-        return [], dropped | dict.fromkeys(names, reason)
+        return chosen, dropped | {name: reason for name in names if name not in chosen}
 
-    def _left_out_error(self, names: Sequence[str]) -> float:
-        """Return the mean error of predictions from the other trials, by the linear model."""
+    def _left_out_errors(self, names: Sequence[str]) -> FloatArray:
+        """Return the errors of predictions from the other trials, by the linear model.
+
+        They are weighted by how steady the trials are; the mean weight is 1.
+        """
         problem = self._linear(names, PRIOR, self.slopes(names, PRIOR))
+        weights = 1.0 / (self.prior_error**2 + self.noise**2)
         errors = np.abs(left_out_residuals(problem, fit_linear(problem)))
-        return float(np.average(errors, weights=1.0 / (self.prior_error**2 + self.noise**2)))
+        weighted: FloatArray = errors * weights / weights.mean()
+        return weighted
 
     def identifiable(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose constants that these trials identify, by the linear model around the prior.
@@ -223,12 +254,29 @@ class TimeTrials:
             times.append(self.predictor.predict([plan], point)[0].time_s)
         return times
 
-    def covariance(self, fitted: TimeFit) -> FloatArray:
-        """Return the posterior covariance of the logarithms of `names`, fitted or not."""
-        slopes = self.slopes(self.names, PRIOR)
+    def hurts(self, fitted: TimeFit) -> bool:
+        """Return whether trials are predicted worse by fits to the others than by the prior."""
+        measured = np.array([trial.measured_s for trial in self.observations], dtype=np.float64)
+        before = np.abs(np.exp(self.residuals(PRIOR)) - 1.0)
+        left_out = np.abs(np.array(self.left_out_times(fitted)) / measured - 1.0)
+        return bool(left_out.sum() > before.sum())
+
+    def covariance(self, fitted: TimeFit) -> tuple[tuple[str, ...], FloatArray]:
+        """Return the posterior covariance of the logarithms of constants, fitted or not.
+
+        They are those of `names`, and the common factor of all times if it was fitted.
+        """
+        names = tuple(dict.fromkeys((*self.names, *fitted.names)))
+        slopes = self.slopes(names, PRIOR)
         weighted = slopes.T * (fitted.fit.weights / fitted.problem.sigma(fitted.fit.error) ** 2)
-        precision = weighted @ slopes + np.diag(prior_sigma(self.names) ** -2.0)
-        return inverse(precision)
+        precision = weighted @ slopes + np.diag(prior_sigma(names) ** -2.0)
+        return names, inverse(precision)
+
+
+def _exceeds(errors: FloatArray, others: FloatArray) -> bool:
+    """Return whether errors are larger than others by more than their difference is uncertain."""
+    gains = errors - others
+    return float(gains.mean()) > float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
 def weighted_median(values: FloatArray, weights: FloatArray) -> float:

@@ -283,6 +283,7 @@ def calibration_view(calibration: Calibration) -> RenderableType:
             for constant in calibration.refused
         ),
         _fitted_trials(calibration),
+        *([Text(slow)] if (slow := calibration.second_population_text) else []),
         _errors(calibration),
     )
 

@@ -68,7 +68,9 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
         num_untested=len(untested),
         text="",
     )
-    return replace(certificate, text=_text(settings, certificate, len(knowledge.status.silent)))
+    text = _text(settings, certificate, len(knowledge.status.silent))
+    slow = knowledge.calibration.second_population_text if knowledge.calibration else ""
+    return replace(certificate, text=f"{text}; {slow}" if slow else text)
 
 
 def _text(settings: TunerSettings, certificate: Certificate, num_silent: int) -> str:

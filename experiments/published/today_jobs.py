@@ -6,11 +6,12 @@ from typing import Final, Literal
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration import Observation
-from amp_ray.calibration.intervals import with_intervals
+from amp_ray.calibration.populations import upper_class
 from published.a100_jobs import NUM_TRIALS, by_group, error_metrics, ranking_metrics, tuned
 from published.evaluation import Metrics, Predicted, predict
-from published.metrics import bias, median_absolute_error, precision_and_recall
+from published.metrics import bias, median_absolute_error, precision_and_recall, spearman
 from published.tables import Published, Row
 
 TAIL: Final = 90
@@ -128,28 +129,6 @@ def failure_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
     }
 
 
-def coverage(observations: Sequence[Observation]) -> Metrics:
-    """Return the share of measured times within their interval, and the median interval's width."""
-    if not observations:
-        return {"num_rows": 0}
-    predicted, width, inside = predict(observations), [], []
-    groups: dict[int, list[int]] = {}
-    for index, observation in enumerate(observations):
-        groups.setdefault(id(observation.experiment), []).append(index)
-    for indices in groups.values():
-        experiment = observations[indices[0]].experiment
-        estimates = with_intervals(experiment, [predicted.estimates[index] for index in indices])
-        for index, estimate in zip(indices, estimates, strict=True):
-            low, high = estimate.interval_s or (0.0, 0.0)
-            inside.append(low <= (observations[index].measured_s or 0.0) <= high)
-            width.append(high / estimate.iteration_time_s - 1.0)
-    return {
-        "num_rows": len(observations),
-        "coverage": float(np.mean(inside)),
-        "interval_error": float(np.median(width)),
-    }
-
-
 MOST_MISSING: Final = 0.3
 """Share of the predicted memory that a run of the stated settings may lack. Of the playbook's runs
 without a pipeline the smallest part is .8 for most of them, and .1 to .65 for 13."""
@@ -161,7 +140,7 @@ def playbook(table: Published) -> dict[str, Metrics]:
     Runs over several nodes are shown apart, and of these the ones whose peak fits their settings.
     """
     flat = [row for row in table.rows if row.observation.strategy.pp == 1]
-    piped = [row for row in table.rows if row.observation.strategy.pp > 1]
+    clean, second = pipeline_populations(table.rows)
     figures = time_figures(flat, "pp = 1, no measurement")
     for tp in (16, 32):
         wide = [row for row in flat if row.observation.strategy.tp == tp and row.tells_time]
@@ -170,9 +149,57 @@ def playbook(table: Published) -> dict[str, Metrics]:
     return {
         **figures,
         **tuned_figures(flat),
-        **time_figures(piped, "pp > 1, no measurement"),
+        **time_figures(clean, "pp > 1, clean"),
+        **_second_population(clean, second),
         **not_expressible(table),
     }
+
+
+def pipeline_populations(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the timed rows with a pipeline below and beyond the gap in seconds per slot.
+
+    The seconds are those that the prediction leaves; the gap divides all pipelines of the table in
+    two parts of least variance. Time that a slot takes whatever its work is no cost of a strategy.
+    """
+    piped = [row for row in rows if row.tells_time and row.observation.strategy.pp > 1]
+    slow = upper_class(_excess_s(piped)).tolist()
+    return (
+        [row for row, is_slow in zip(piped, slow, strict=True) if not is_slow],
+        [row for row, is_slow in zip(piped, slow, strict=True) if is_slow],
+    )
+
+
+def _excess_s(rows: Sequence[Row]) -> FloatArray:
+    """Return measured minus predicted seconds of each row, per slot of its pipeline."""
+    predicted = predict([row.observation for row in rows]).estimates
+    pairs = zip(rows, predicted, strict=True)
+    return np.array([row.observation.excess_s(ours.iteration_time_s) for row, ours in pairs])
+
+
+def _second_population(clean: Sequence[Row], second: Sequence[Row]) -> dict[str, Metrics]:
+    """Return the gap, the seconds per slot beyond it, and how many rows have them, by nodes."""
+    if not second:
+        return {}
+    excess_s = _excess_s(second)
+    predicted, _ = predict([row.observation for row in second]).times()
+    work_s = predicted / [row.observation.strategy.num_micro_batches for row in second]
+    clean_nodes, nodes = (
+        [len(row.observation.experiment.cluster.nodes) for row in rows] for rows in (clean, second)
+    )
+    figures: dict[str, Metrics] = {
+        "pp > 1, second population": {
+            "num_rows": len(second),
+            "gap_from_s": float(_excess_s(clean).max()),
+            "gap_to_s": float(excess_s.min()),
+            "median_s_per_slot": float(np.median(excess_s)),
+            "correlation_with_work": spearman(excess_s, work_s),
+        }
+    }
+    for count in sorted({*nodes, *clean_nodes}):
+        here, elsewhere = nodes.count(count), clean_nodes.count(count)
+        fraction = here / (here + elsewhere)
+        figures[f"second population, nodes: {count}"] = {"num_rows": here, "fraction": fraction}
+    return figures
 
 
 def _with_memory(rows: Sequence[Row]) -> list[Row]:

@@ -62,7 +62,7 @@ def test_failed_trials_play_no_part_in_times_and_unsteady_ones_a_small_one(
     small: Experiment, plant: Plant
 ) -> None:
     trials = plant({"host_scale": 1.4})
-    odd = replace(trials[0], measured_s=1.3 * (trials[0].measured_s or 1.0))
+    odd = replace(trials[0], measured_s=1.15 * (trials[0].measured_s or 1.0))
     unsteady = replace(odd, spread_s=0.5, noise=0.5)
     failed = replace(trials[1], outcome="failed", measured_s=None)
     with_them = calibrate(small, [unsteady, failed, *trials[2:]], TIMES)

@@ -10,6 +10,7 @@ from amp_ray.calibration.intervals import (
     log_shifts,
     prior_uncertainty,
     tie_errors,
+    width_factor,
     with_intervals,
 )
 from amp_ray.calibration.predictions import PRIOR, Predictor
@@ -220,7 +221,20 @@ def test_intervals_are_as_wide_as_the_constants_are_uncertain(
     common = Uncertainty(names=(PROGRAM_SCALE,), covariance=((0.04,),))
     expected = [math.hypot(error, 0.2)] * 3
     assert sigmas(replace(small, uncertainty=common), strategies[:3]) == pytest.approx(expected)
-    assert min(sigmas(small, strategies[:3])) > math.hypot(error, 0.05)
+    assert min(sigmas(small, strategies[:3])) > width_factor(small) * math.hypot(error, 0.05)
+
+
+def test_published_measurements_narrow_or_widen_intervals_of_measured_boards_alone(
+    small: Experiment, strategies: tuple[Strategy, ...]
+) -> None:
+    assert 0.5 < width_factor(small) < 2.0
+    assert width_factor(small) != 1.0
+    assert width_factor(small_experiment(("device: T4", "device: L4"))) == 1.0
+    known = prior_uncertainty(small)
+    ratios = np.array(sigmas(replace(small, uncertainty=known), strategies)) / sigmas(
+        small, strategies
+    )
+    assert ratios == pytest.approx(1.0 / width_factor(small))
 
 
 def prior(name: str, *changes: tuple[str, str]) -> float:

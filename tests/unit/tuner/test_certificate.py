@@ -62,6 +62,18 @@ def test_the_sentence_has_confidence_bound_and_best(
     )
 
 
+def test_trials_of_a_second_population_are_named(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    state = tell(state, predictor)
+    knowledge = learn(state, predictor)
+    assert knowledge.calibration is not None
+    (trial,) = knowledge.calibration.trials
+    slow = replace(knowledge.calibration, trials=(replace(trial, tells_time=False),))
+    text = certificate(state, replace(knowledge, calibration=slow)).text
+    assert "no constant was fitted to 1 trial of a second population" in text
+
+
 def test_the_bound_agrees_with_the_chance(state: TunerState, predictor: BoundedPredictor) -> None:
     for factor in (1.0, 1.3, 0.9):
         state = tell(state, predictor, factor)
