@@ -129,6 +129,13 @@ accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 
 # ------------------------------------------------------------------------------------ checks
 
+# Commands that compile all kernels of a fresh clone, which else each process of the suites would do.
+KERNELS := "plan gpt2.yaml" "plan metis.yaml --set search.space=heterogeneous" "plan aceso.yaml" \
+  "plan torch.yaml --set search.token_slices=true" "slices --table slices-uneven.json"
+.PHONY: kernels
+kernels: venv
+	@cd tests/net/files; for words in $(KERNELS); do $(CURDIR)/$(RUN) amp_ray $$words; done > /dev/null 2>&1 || true
+
 .PHONY: test
 test: venv  ## Run every check and every test, to the end whatever fails
 	@echo "== lint and $(SUITES) side by side; each prints at its end =="
@@ -140,11 +147,11 @@ test: venv  ## Run every check and every test, to the end whatever fails
 	echo "== all passed =="
 
 .PHONY: $(SUITES:%=test-%)
-test-unit: venv
+test-unit: kernels
 	@echo "== pytest: unit, property, golden, contract, doctests =="
 	@$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%) $(NOTE)
 
-$(SEPARATE:%=test-%): test-%: venv
+$(SEPARATE:%=test-%): test-%: kernels
 	@echo "== pytest: $* =="
 	@$(PYTEST) $(BY_FILE) tests/$* || [ $$? -eq 5 ] $(NOTE)
 
@@ -172,6 +179,10 @@ soak: venv  ## Kill, cut, fill and resume studies on test hosts, N=20 times at r
 .PHONY: scale
 scale: venv  ## Run a study on N=64 test hosts; print time, CPU and memory of the controller
 	@AMP_RAY_HOSTS=$(or $(N),64) $(PYTEST) -rP tests/hosts/test_scale.py
+
+.PHONY: physics
+physics: venv  ## Train on test hosts, and compare the cost of links and slow hosts with predictions (minutes)
+	@$(PYTEST) -rP tests/hosts/bench_physics.py
 
 .PHONY: mutants
 mutants: venv  ## Change one line at a time, as root, and see whether a test fails; N=60 lines, SEED=0 (hours)

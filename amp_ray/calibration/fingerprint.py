@@ -53,6 +53,10 @@ _LATER_TRAITS: Final = (
     *("fuses_older_attention", "native_attention", "frees_outputs", "has_pat", "keeps", "formats"),
     *("remainder_bytes_per_parameter", "fp8_gather_bytes_per_parameter", "overlaps_exchanges"),
     *("waiting_elements", "routing_launches", "waiting_launches", "waits_for_tokens"),
+    *("expert_streams", "reads_for_scales", "recomputes_norms"),
+    *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
+    *("frees_gradients", "rounds_gathered", "offloaded_blocks", "weighs_activations"),
+    "exchange_multiprocessors",
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""

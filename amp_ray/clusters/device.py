@@ -79,6 +79,8 @@ class Device:
     # data sheet has none
     link_bytes_per_s: float | None = None
     link_fraction: float = 0.5  # share of it that long all-reduces in a node reach
+    # Rate to the host's memory in one direction; 16 lanes of PCIe 4 if nothing else is stated
+    host_bytes_per_s: float = 31.5 * GIGA
     # Memory of a training process before its first tensor; None for GPUs, where the runtime's
     # traits have it
     context_bytes: int | None = None
@@ -244,6 +246,17 @@ _LINKS: Final = {
 """Boards by the total GB/s of their links in one direction, from the same data sheets; for NVLink
 and Infinity Fabric these state the sum of both directions."""
 
+_HOST_LINKS: Final = {
+    15.75: ("T4", "P100-16", "V100-16", "V100-32"),  # PCIe 3, 16 lanes
+    63.0: ("RTX5090", "H100", "H200", "B200", "B300", *_AMD),  # PCIe 5
+    225.0: ("GB200", "GB300"),  # NVLink-C2C: 900 GB/s of both directions and of two boards
+    450.0: ("GH200",),  # NVLink-C2C
+}
+"""Boards by GB/s to the host's memory in one direction, from the same data sheets; all others have
+PCIe 4."""
+
+_HOST_LINK_OF: Final = {name: rate for rate, names in _HOST_LINKS.items() for name in names}
+
 _FASTEST_PCIE: Final = 63.0 * GIGA
 
 _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
@@ -277,6 +290,7 @@ def _device(row: _Row) -> Device:
         gemm_fraction=gemm_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         link_fraction=_REACHED if _LINK_OF.get(name) in _SWITCHED_LINKS else 0.5,
+        host_bytes_per_s=_HOST_LINK_OF.get(name, 31.5) * GIGA,
         source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",
     )
 

@@ -3,14 +3,33 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.nccl import SIZES, Curve
 from amp_ray.runtimes.traits import RuntimeTraits
 
 RING_OVERHEAD_RANKS = 0.5
 """A ring of n ranks in a node runs at 1 / (1 + 0.5 / n) of its asymptotic rate; from NCCL
 all-reduce measurements of 2-8 A100 and V100 (arXiv:2312.12391)."""
+
+
+COLLECTIVE_CHANNELS: Final = 24
+"""Multiprocessors used by an NCCL ring in a node of eight A100: one per channel, with two channels
+on each of twelve NVLinks."""
+
+BUFFER_CHANNELS: Final = 9
+"""The same where gathers and scatters of sequence parallelism overlap with products through user
+buffers: the mean of the bulk transfers in Megatron-Bridge 0.3.1 (`training/comm_overlap.py`)."""
+
+MOST_TAKEN: Final = 0.5
+"""Maximum share on a device with few multiprocessors, or on a CPU core, which also copies."""
+
+
+def taken_share(device: Device, channels: int = COLLECTIVE_CHANNELS) -> float:
+    """Return the fraction of a device's compute rate that a running collective uses."""
+    return min(channels / device.num_multiprocessors, MOST_TAKEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, exchange_s, start_s
-from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, stream_s
+from amp_ray.cost.collective import (
+    BUFFER_CHANNELS,
+    COLLECTIVE_CHANNELS,
+    NO_RING,
+    Path,
+    all_gather_s,
+    all_reduce_s,
+    exchange_s,
+    start_s,
+    taken_share,
+)
+from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, looped_kernels, stream_s
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
@@ -125,6 +136,32 @@ def _pooled(
     }
 
 
+def slowest_wait_s(num_ranks: int, num_collectives: int, host_s: float, launch_s: float) -> float:
+    """Return the seconds that ranks wait for the slowest host if it cannot run ahead of its device.
+
+    Launches of independent hosts end at random, as a Poisson process of the same mean: their sum
+    between two collectives has a standard deviation of the square root of their number. The slowest
+    of ``n`` sums is later than the mean by the largest of ``n`` normal deviates (Blom, Statistical
+    Estimates and Transformed Beta-Variables, 1958). With torch 2.13 on two cores shared with other
+    work, the slowest of 8 (4) times of eight operators took 1.51 (1.23) times the mean; by this
+    formula 1.51 (1.37).
+
+    Args:
+        num_ranks: Ranks that wait for each other in a collective.
+        num_collectives: Collectives in a pass.
+        host_s: Seconds of all launches of the pass.
+        launch_s: Seconds of one launch.
+
+    Example:
+        >>> slowest_wait_s(1, 2, 1.0, 0.01)
+        0.0
+        >>> round(slowest_wait_s(8, 2, 1.0, 0.01), 2)  # 100 launches, 50 before each collective
+        0.2
+    """
+    deviate = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+    return deviate * math.sqrt(num_collectives * host_s * launch_s)
+
+
 def rank_model(model: Model, constants: Constants, *, tp: int, ep: int, expert_tp: int) -> Model:
     """Return a model whose layers, divided by tp, are the layers of one rank.
 
@@ -208,6 +245,14 @@ class LayerWork:
         )
         return core / whole * forward_s
 
+    def modules_s(self, rank: Rank) -> float:
+        """Return the seconds of the operators that the runtime recomputes in backward passes."""
+        names, _ = self.traits.recomputed_operators
+        if not names:
+            return 0.0
+        operators = [op for op in self.layer.operators if op.name in names]
+        return device_phases(operators, rank, self.constants).forward_s
+
     def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
         """Time the tensor-parallel communication of both passes, without the overlapped part.
 
@@ -216,34 +261,38 @@ class LayerWork:
         The input of a product whose weight is divided by columns is kept divided, so the backward
         pass gathers it once more, for the weight's gradient (Korthikanti et al., arXiv:2205.05198,
         section 4.2.2). Runtimes that overlap gather it while they compute the input's gradient, and
-        sum that gradient while they compute the weight's. Runtimes that keep gathered inputs do not
-        gather them again.
+        sum that gradient while they compute the weight's; the product then lacks the
+        multiprocessors that the collective uses. Runtimes that keep gathered inputs do not gather
+        them again.
 
         Returns:
             Seconds of the forward and of the backward pass.
         """
         ratio = self.collective_ratio(rank, ring)
         overlaps = self.traits.overlaps_backward_all_reduce
+        channels = BUFFER_CHANNELS if self.traits.overlaps_gathers else COLLECTIVE_CHANNELS
+        taken = taken_share(rank.device, channels)
         beside_weights_s = compute.weight_gradient_s if overlaps else 0.0
         if not rank.sequence_parallel:
             forward_s, backward_s = (
                 ratio * self.collectives_s(all_reduce_s, direction, rank, ring)
                 for direction in PASSES
             )
-            return forward_s, max(0.0, backward_s - beside_weights_s)
+            return forward_s, max(taken * backward_s, backward_s - beside_weights_s)
         beside_inputs_s = compute.input_gradient_s if overlaps else 0.0
         # A reduce-scatter has as many steps of as many bytes in a ring as a gather.
         sums_s, inputs_s = (
             ratio * self.collectives_s(all_gather_s, direction, rank, ring) for direction in PASSES
         )
-        again_s = max(0.0, inputs_s - beside_inputs_s)
+        again_s = max(taken * inputs_s, inputs_s - beside_inputs_s)
         if self.traits.keeps_gathered_inputs:
             again_s = 0.0
         forward_inputs_s = inputs_s
         if self.traits.overlaps_gathers:
             sums_s = self._beside_product_s(sums_s, "forward", rank)
             forward_inputs_s = self._beside_product_s(inputs_s, "backward", rank)
-        return sums_s + forward_inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
+        scattered_s = max(taken * inputs_s, inputs_s - beside_weights_s)
+        return sums_s + forward_inputs_s, sums_s + again_s + scattered_s
 
     def _beside_product_s(self, seconds: float, direction: AllReduce, rank: Rank) -> float:
         """Return the visible time of gathers or scatters that overlap with their products.
@@ -311,12 +360,19 @@ class LayerWork:
         host_s = host * self.host_s
         host_backward_s = self.constants.host_backward_ratio * host_s
         forward_starts_s, backward_starts_s = self._starts_s(rank)
-        host_s += forward_launches * self.launch_s + forward_starts_s
-        host_backward_s += backward_launches * self.launch_s + backward_starts_s
+        forward_loops_s, backward_loops_s = self._loops_s(rank)
+        host_s += forward_launches * self.launch_s + forward_starts_s + forward_loops_s
+        host_backward_s += backward_launches * self.launch_s + backward_starts_s + backward_loops_s
         if self.traits.blocking_launches:
+            waits_s, backward_waits_s = (
+                slowest_wait_s(rank.tp, collectives, seconds, self.launch_s)
+                for collectives, seconds in zip(
+                    self._collectives(rank), (host_s, host_backward_s), strict=True
+                )
+            )
             return Phases(
-                forward_s=forward_s + host_s,
-                backward_s=backward_s + host_backward_s,
+                forward_s=forward_s + host_s + waits_s,
+                backward_s=backward_s + host_backward_s + backward_waits_s,
                 weight_gradient_s=device * phases.weight_gradient_s,
             )
         if self.layer.exchanges:
@@ -342,6 +398,18 @@ class LayerWork:
             return routing, held
         forward, backward = self._collectives(rank)
         return forward + routing, backward + held
+
+    def _loops_s(self, rank: Rank) -> tuple[float, float]:
+        """Return host seconds of both passes for kernels that a compiled loop launches.
+
+        There is a kernel for each expert. The host takes at least as long for each of them as a
+        device that always finds the next one in its queue.
+        """
+        if self.layer.experts is None:
+            return 0.0, 0.0
+        loops = [looped_kernels(op, rank) for op in self.layer.gemms]
+        price = self.constants.kernel_gap_s * self.constants.host_scale
+        return price * sum(each[0] for each in loops), price * sum(each[1] for each in loops)
 
     def _collectives(self, rank: Rank) -> tuple[int, int]:
         """Return how many all-reduces, or gathers and scatters, both passes have."""
@@ -424,7 +492,12 @@ class LayerCosts:
             ValueError: If the profile is measured, but not for this device and tp.
         """
         layers, positions = self.model.distinct_layers
-        rank = replace(rank, collective_host_s=ring.host_s)
+        rank = replace(
+            rank,
+            collective_host_s=ring.host_s,
+            expert_streams=self.traits.expert_streams,
+            reads_for_scales=self.traits.reads_for_scales,
+        )
         scale = self.constants.program_scale
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
         rows = np.array(
@@ -455,8 +528,13 @@ class LayerCosts:
             runs, again = self.traits.forward_runs, int(recompute == "full")
             if recompute == "selective":
                 core_s = work.core_s(rank, compute.forward_s)
+            if recompute != "full":
+                core_s += work.modules_s(rank)
         forward_s = compute.forward_s + forward_talk_s
         backward_s = compute.backward_s + backward_talk_s + self._accumulation_s(layer, rank)
+        if layer.kind == "block" and self.traits.offloaded_blocks:
+            offload_s = self._offload_s(layer, rank)
+            forward_s, backward_s = max(forward_s, offload_s), max(backward_s, offload_s)
         talk_s = (runs + again) * forward_talk_s + backward_talk_s
         return runs * forward_s, again * forward_s + core_s + backward_s, talk_s
 
@@ -468,12 +546,15 @@ class LayerCosts:
         If the runtime does not wait for all-reduces, they first use the time in which the device
         waits for the host. So do all-to-alls, if the host's part in them is known, except for those
         of the forward pass that the host waits for: half of the bytes. If they run beside another
-        micro-batch, both passes of a layer together hide as much as they compute.
+        micro-batch, both passes of a layer together hide as much as they compute, on the
+        multiprocessors that the all-to-alls leave.
         """
         ring, exchange = paths
         exchange_s = work.exchanges_s(rank, exchange)
         if self.traits.overlaps_exchanges:
-            exchange_s = max(0.0, exchange_s - (compute.forward_s + compute.backward_s) / 2)
+            taken = taken_share(rank.device, self.traits.exchange_multiprocessors)
+            beyond_s = exchange_s - (compute.forward_s + compute.backward_s) / 2
+            exchange_s = max(taken * exchange_s, beyond_s)
         forward_s, backward_s = (
             talk_s + work.restarts_s(direction, rank)
             for direction, talk_s in zip(PASSES, work.talk_s(rank, ring, compute), strict=True)
@@ -485,6 +566,15 @@ class LayerCosts:
                 waited_s = exchange_s / 2 if self.traits.waits_for_tokens else 0.0
                 return max(waited_s, forward_s + exchange_s), max(0.0, backward_s + exchange_s)
         return max(0.0, forward_s) + exchange_s, max(0.0, backward_s) + exchange_s
+
+    def _offload_s(self, layer: Layer, rank: Rank) -> float:
+        """Return the time in which a block's share of activations goes to the host, or comes back.
+
+        Transfers are spread over all blocks (Transformer Engine, `get_cpu_offload_context`).
+        """
+        kept = layer.saved_bytes(tp=rank.tp, bytes_per_element=rank.bytes_per_element)
+        share = min(1.0, self.traits.offloaded_blocks / self.model.block_counts[-1])
+        return share * rank.micro_batch_size * kept / rank.device.host_bytes_per_s
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
         """Time a layer without counted work by its measurements alone.

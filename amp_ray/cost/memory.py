@@ -106,13 +106,26 @@ class LayerMemory:
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if _runs_again(layer, again):
-            return size * width * layer.output_elements / self._divides_tokens  # as its input
+            kept = width * layer.output_elements / self._divides_tokens  # as its input
+            return size * kept * self._kept_share(layer)
+        if layer.kind == "block":
+            layer = self._without_recomputed(layer)
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if again == "selective":
             kept -= self._each(layer.core_saved_bytes)
         if self.rank.precision == "fp8" and layer.kind == "block":
             kept -= (width - BYTES_PER_FP8) / width * self._each(layer.cast_saved_bytes)
-        return size * kept
+        return size * kept * self._kept_share(layer)
+
+    def _kept_share(self, layer: Layer) -> float:
+        """Return the share of blocks whose activations are in the device's memory.
+
+        While those of a block are on their way to the host or back, they are still there.
+        """
+        blocks = self.model.block_counts[-1]
+        if layer.kind != "block" or not self.traits.offloaded_blocks:
+            return 1.0
+        return max(1.0, blocks - self.traits.offloaded_blocks + 1.0) / blocks
 
     def temporary_bytes(self, layer: Layer, again: RecomputeKind) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
@@ -133,10 +146,49 @@ class LayerMemory:
         working += layer.buffer_elements * self.rank.bytes_per_element / self.rank.tp
         return self.rank.micro_batch_size * max(logits, working)
 
+    @cached_property
+    def unused_gradients_bytes(self) -> tuple[float, float]:
+        """Bytes of an unused gradient of each shape of weights: of all blocks, and of the head.
+
+        Experts with weights of one shape share it. A router has none.
+        """
+        if not (self.traits.unused_gradients and self.traits.fused_accumulation):
+            return 0.0, 0.0
+        shapes = {
+            (layer.kind == "head", gemm.columns, gemm.inner, gemm.shard)
+            for layer in self.model.distinct_layers[0]
+            for gemm in layer.gemms
+            if gemm.has_weight and not gemm.keeps_precision
+        }
+        num_bytes = [0.0, 0.0]
+        for is_head, columns, inner, shard in shapes:
+            ranks = 1 if shard == "none" else self.rank.tp
+            num_bytes[is_head] += columns * inner / ranks * self.rank.bytes_per_element
+        return num_bytes[0], num_bytes[1]
+
+    def _without_recomputed(self, layer: Layer) -> Layer:
+        """Return a block that keeps no inputs which the runtime always makes again."""
+        _, free = self.traits.recomputed_operators
+        if not free:
+            return layer
+        operators = (
+            replace(op, saved_elements=0.0) if op.name in free else op for op in layer.operators
+        )
+        return replace(layer, operators=tuple(operators))
+
     def _gathered_bytes(self, layer: Layer) -> float:
-        if not (self.rank.sequence_parallel and self.traits.keeps_gathered_inputs):
+        """Return the bytes of inputs that are kept whole although tokens are divided.
+
+        Experts that tp divides get all tokens before they are sorted, which no pass does again.
+        """
+        if not self.rank.sequence_parallel:
             return 0.0
-        elements = sum(op.saved_elements for op in layer.gemms if op.all_reduce == "backward")
+        elements = sum(
+            op.saved_elements
+            for op in layer.gemms
+            if (op.is_expert and not op.saved_sharded)
+            or (op.all_reduce == "backward" and self.traits.keeps_gathered_inputs)
+        )
         return elements * self.rank.bytes_per_element * (1 - 1 / self.rank.tp)
 
     def _each(self, saved_bytes: SavedBytes) -> float:
@@ -170,6 +222,8 @@ class MemoryModel:
     traits: RuntimeTraits  # traits of the runtime
     per: ParameterBytes  # bytes of a parameter
     constants: Constants  # context and allocator
+    # Unused gradients of all blocks, and of the head, as of `LayerMemory`
+    unused_bytes: tuple[float, float] = (0.0, 0.0)
     slice_share: float = 1.0  # as in `in_flight`
     part: str = ""  # the only one of `PARTS` that counts; empty for all of them
 
@@ -194,6 +248,7 @@ class MemoryModel:
             traits=layers.traits,
             per=_mean_bytes(layers),
             constants=constants,
+            unused_bytes=layers.unused_gradients_bytes,
         ).weighed()
 
     def only(self, part: str) -> Self:
@@ -420,6 +475,10 @@ class MemoryModel:
         columns[:, 4:6] = bucket, traits.bucket_elements
         columns[:, 6] = per.step / candidate.options.zero.shards(candidate.options.dp)
         columns[:, 7] = context
+        if candidate.options.zero.stage < SHARDED_GRADIENTS:
+            of_blocks, of_head = self.unused_bytes
+            columns[:, 7] += of_blocks
+            columns[-1, 7] += of_head
         columns[:, 8] = traits.allocator_factor * self.constants.allocator_scale
         return self._of_part(columns) if self.part else columns
 
@@ -445,8 +504,10 @@ class MemoryModel:
         optimizer = (per.master + self.optimizer.moment_bytes) / shards
         frees = zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
         weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
+        if self._rounds_shards(options):
+            weights, optimizer = per.master / shards, self.optimizer.moment_bytes / shards
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
-            weights = width + width / shards
+            weights += width
         gradients = self._kept_bytes(per, options) - weights - optimizer
         weights += self._copy_bytes(options)
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
@@ -482,11 +543,20 @@ class MemoryModel:
         whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
         if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:
             whole = 0.0
+        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
+        if self._rounds_shards(options):
+            shared -= weights
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
             whole = per.weight + per.total
-            return whole + (per.kept + per.master + self.optimizer.moment_bytes) / shards
-        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
         return whole + shared / shards
+
+    def _rounds_shards(self, options: StageOptions) -> bool:
+        """Return whether a rank keeps its weights only as single-precision shards."""
+        stage, traits = options.zero.stage, self.traits
+        whole = stage < SHARDED_GRADIENTS or (
+            stage == SHARDED_GRADIENTS and not traits.gathers_every_pass
+        )
+        return traits.rounds_gathered and not whole and self.per.master > 0
 
     def _whole_layers_bytes(self, per: ParameterBytes) -> float:
         """Return the bytes of unsharded weights and gradients that live while layers run.

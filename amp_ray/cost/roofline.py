@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil, erfc, floor, inf, sqrt
 from typing import Final, Self
 
 from amp_ray.clusters.constants import Constants
@@ -40,6 +40,14 @@ CAST_BYTES: Final = 4
 and transposed, since those products want both operands along the inner dimension (Transformer
 Engine's documentation, "FP8 primer"). Weights are cast once per step."""
 
+SCALE_BYTES: Final = 2
+"""Traffic of finding the largest element for one scale per tensor, in bf16. Norms find that of
+their results as they write them (Transformer Engine 2.12: `Float8CurrentScalingQuantizer` in
+pytorch/csrc/quantizer.cpp, `FUSED_NORM_AMAX_FP8` in normalization.cpp)."""
+
+SCALE_KERNELS: Final = 2
+"""Kernels of that beside the cast: the largest element, and its scale."""
+
 PAD_BYTES: Final = 4
 """Traffic of copying an element in bf16. Products in 8-bit floats want multiples of 16 or 32 rows
 (cuBLAS; blocks of MXFP8), which tokens of an expert hardly ever are: all are copied to padded rows
@@ -63,6 +71,12 @@ class Rank:
     # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
     collective_host_s: float = 0.0
     on_tensor_cores: bool = True  # whether products may run there; see `off_tensor_cores`
+    # Products of different experts that run at once, each a kernel; 0 if one kernel computes all
+    expert_streams: int = 0
+    # Experts of the rank whose product this is; 0 for other products; see `of_experts`
+    num_experts: int = 0
+    # Whether 8-bit operands are read once more for their scale, before they are cast
+    reads_for_scales: bool = False
 
     @classmethod
     def of(
@@ -91,6 +105,15 @@ class Rank:
         section 3.3; V100 data sheet: 31.4 and 15.7 TFLOP/s).
         """
         return replace(self, on_tensor_cores=False)
+
+    def of_experts(self, num_experts: int) -> Self:
+        """Return this rank for a product of its experts, to which a router sends their rows."""
+        return replace(self, num_experts=num_experts)
+
+    @property
+    def gaps(self) -> int:
+        """Number of kernels of a product that run one after the other."""
+        return ceil(self.num_experts / self.expert_streams) if self.expert_streams else 1
 
     @property
     def beside_fp8(self) -> Self:
@@ -184,14 +207,16 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         rank = rank.beside_fp8
     if not gemm.has_weight and (columns % ALIGNED or inner % ALIGNED):
         rank = rank.off_tensor_cores
+    if gemm.is_expert:
+        rank = rank.of_experts(round(batch))
     left_s = gemm_s(rows, inner, columns, batch, rank, constants)
     right_s = gemm_s(inner, columns, rows, batch, rank, constants)
     overlaps = gemm.all_reduce == "backward"
     input_s = gradient_s = padding_s = 0.0
     if rank.precision == "fp8":
         input_s, gradient_s = (
-            stream_s(batch * rows * width * CAST_BYTES, 0, rank.device, constants)
-            for width in (inner, columns)
+            _cast_s(batch * rows * width, rank, constants, after_norm=after_norm)
+            for width, after_norm in ((inner, overlaps), (columns, False))
         )
         padded = batch * rows * gemm.padded_width
         padding_s = stream_s(padded * PAD_BYTES, int(padded > 0), rank.device, constants)
@@ -201,6 +226,23 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         weight_gradient_s=right_s if overlaps else 0.0,
         input_gradient_s=left_s if overlaps else 0.0,
     )
+
+
+def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:
+    """Return the kernels of both passes that the host launches expert by expert."""
+    if not (gemm.is_expert and rank.expert_streams):
+        return 0, 0
+    experts = round(gemm.batch / (rank.tp if gemm.shard == "batch" else 1))
+    casts = (1 + SCALE_KERNELS * rank.reads_for_scales) if rank.precision == "fp8" else 0
+    return experts * (1 + casts), experts * (BACKWARD_KERNELS_PER_FORWARD + casts)
+
+
+def _cast_s(elements: float, rank: Rank, constants: Constants, *, after_norm: bool) -> float:
+    """Time the cast of an operand to 8-bit floats; a norm before it has found its scale."""
+    scales = rank.reads_for_scales and not after_norm
+    kernels = (1 + scales * SCALE_KERNELS) * (rank.num_experts if rank.expert_streams else 0)
+    num_bytes = elements * (CAST_BYTES + scales * SCALE_BYTES)
+    return stream_s(num_bytes, kernels, rank.device, constants)
 
 
 def gemm_s(
@@ -224,11 +266,13 @@ def gemm_s(
         device.num_multiprocessors,
         rate / device.num_multiprocessors,
         limit / device.num_multiprocessors,
+        random_rows=rank.num_experts > 0,
     )
     bandwidth = device.memory_bytes_per_s * constants.memory_efficiency
     written = width * batch * rows * columns
     read = operand * batch * (rows + columns) * inner
-    return max(busy_s + written / bandwidth, (read + written) / bandwidth) + constants.kernel_gap_s
+    gaps_s = max(1, rank.gaps) * constants.kernel_gap_s
+    return max(busy_s + written / bandwidth, (read + written) / bandwidth) + gaps_s
 
 
 @lru_cache(maxsize=4096)
@@ -237,6 +281,8 @@ def busiest_s(
     num_multiprocessors: int,
     rate: float,
     limit: float = inf,
+    *,
+    random_rows: bool = False,
 ) -> float:
     """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
 
@@ -248,13 +294,15 @@ def busiest_s(
         num_multiprocessors: Multiprocessors of the device.
         rate: Floating-point operations per second of a multiprocessor, in the largest tile.
         limit: The rate of the units that compute the product, if slower.
+        random_rows: Whether a router decides on the rows of every product; see `expected_tiles`.
     """
+    tiles = expected_tiles if random_rows else whole_tiles
     rows, columns, inner, batch = shape
     most_splits, least_inner = SPLIT
     least_s = inf
     for tile_rows, tile_columns, share in TILES:
-        upright = ceil(rows / tile_rows) * ceil(columns / tile_columns)
-        across = ceil(rows / tile_columns) * ceil(columns / tile_rows)
+        upright = tiles(rows, tile_rows) * ceil(columns / tile_columns)
+        across = tiles(rows, tile_columns) * ceil(columns / tile_rows)
         waves = min(upright, across) * batch / num_multiprocessors
         if waves >= 1:
             steps = waves * inner
@@ -263,6 +311,28 @@ def busiest_s(
         tile_s = 2.0 * tile_rows * tile_columns * steps / min(rate * share, limit)
         least_s = min(least_s, tile_s)
     return least_s
+
+
+def whole_tiles(rows: float, tile_rows: int) -> float:
+    """Return the tiles that hold some rows."""
+    return ceil(rows / tile_rows)
+
+
+def expected_tiles(rows: float, tile_rows: int) -> float:
+    """Return the mean number of tiles for the tokens that random choices send to an expert.
+
+    Many tokens choose independently, so that their number has a Poisson distribution with the mean
+    ``rows``, here its normal limit. The mean number of tiles is the sum over ``i`` of the chances
+    of more than ``i * tile_rows`` tokens.
+
+    Example:
+        >>> round(expected_tiles(1024, 128), 2), round(expected_tiles(60, 128), 2)
+        (8.5, 1.0)
+    """
+    spread = max(sqrt(rows), 1.0)
+    first, last = (max(0, floor((rows + side * spread) / tile_rows)) for side in (-5, 5))
+    chances = (erfc((i * tile_rows - rows) / spread / sqrt(2)) / 2 for i in range(first, last + 1))
+    return first + sum(chances)
 
 
 def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Phases:

@@ -17,7 +17,15 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, in_buckets_s, start_s
+from amp_ray.cost.collective import (
+    NO_RING,
+    Path,
+    all_gather_s,
+    all_reduce_s,
+    in_buckets_s,
+    start_s,
+    taken_share,
+)
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import Topology
@@ -27,18 +35,6 @@ from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import Precision
-
-COLLECTIVE_CHANNELS: Final = 24
-"""Multiprocessors used by an NCCL ring in a node of eight A100: one per channel, with two channels
-on each of twelve NVLinks."""
-
-MOST_TAKEN: Final = 0.5
-"""Maximum share on a device with few multiprocessors, or on a CPU core, which also copies."""
-
-
-def taken_share(device: Device) -> float:
-    """Return the fraction of a device's compute rate that a running collective uses."""
-    return min(COLLECTIVE_CHANNELS / device.num_multiprocessors, MOST_TAKEN)
 
 
 def exposed_s(
@@ -164,7 +160,7 @@ class StepEndModel:
         if options.zero.stage == MOST_ZERO_STAGE:
             last = beside.largest_share
         last = max(last, taken_share(paths.device))
-        if traits.overlaps_gradient_sync:
+        if traits.overlaps_gradient_sync and not self._reduces_at_once(options):
             reduce_s = _left(reduce_s, beside.backward_s, last)
         if traits.overlaps_weight_gather:
             gather_s = _left(gather_s, beside.forward_s, last)
@@ -181,6 +177,10 @@ class StepEndModel:
             forward_s=max(0.0, beside.forward_s - gather_s),
             backward_s=max(0.0, beside.backward_s - reduce_s),
         )
+
+    def _reduces_at_once(self, options: StageOptions) -> bool:
+        """Return whether gradients are reduced all at once after the passes, not in buckets."""
+        return options.zero.stage == 1 and self.traits.reduces_sharded_at_once
 
     def per_micro_batch(self, options: StageOptions, pp: int) -> bool:
         """Return whether gradients are reduced for every micro-batch, not once per step."""
@@ -199,7 +199,8 @@ class StepEndModel:
         reduce = all_gather_s  # a reduce-scatter takes the same time as an all-gather
         if options.zero.stage == 1 and copies == 1 and not self.traits.scatters_gradients:
             reduce = all_reduce_s
-        bucket = max(self.traits.bucket_elements, 1.0) * self.per_parameter.gradient
+        elements = math.inf if self._reduces_at_once(options) else self.traits.bucket_elements
+        bucket = max(elements, 1.0) * self.per_parameter.gradient
         within_s = max(
             in_buckets_s(reduce, num_bytes, shards, path, start, bucket) for path in paths.shards
         )
@@ -318,6 +319,7 @@ class StepEnds:
             sync[0] += self.stages.num_micro_batches * self._exposed_s
         self._add_tied(sync, bounds)
         self._add_replicated(sync, bounds)
+        self._add_slices(sync, bounds)
         return list(zip(sync, step, strict=True))
 
     def _besides(self, bounds: tuple[int, ...]) -> list[Beside]:
@@ -357,6 +359,17 @@ class StepEnds:
                     self.model.replicated_s(held[options.tp][stage], options.tp, path)
                     for path in self._tensor_paths[stage]
                 )
+
+    def _add_slices(self, sync: list[float], bounds: tuple[int, ...]) -> None:
+        """Add the host's time to copy gathered weights, each in as many slices as a shard group."""
+        slice_s = self.model.traits.gather_slice_s * self.model.constants.host_scale
+        if not slice_s:
+            return
+        held = by_stage(self.weights(1).tensor_prefix, bounds, self.stages.pp)
+        for stage, options in enumerate(self.stages.options):
+            shards = options.zero.shards(options.dp)
+            if options.zero.stage == 1 and shards > 1:
+                sync[stage] += float(held[stage]) * shards * slice_s
 
     @cached_property
     def _tensor_paths(self) -> list[list[Path]]:

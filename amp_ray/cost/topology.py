@@ -327,12 +327,12 @@ class Topology:
         for its own node use the node's links, at the rate that all-to-alls of the board reach. At
         the same time, bytes for other nodes use the network interfaces, which are shared by all
         ranks of the node that send to other nodes; a rank has at most the interface of its host. Of
-        several copies for one node, only one crosses the network; the others are made there and use
-        the node's links.
+        several copies for one node, only one crosses the network; it is sent on over the node's
+        links, once to each rank that gets some of them.
 
         Args:
             groups: Devices of each group, shape ``(num_groups, size)``.
-            copies: Copies of a token, each for a random rank, of which a node gets one.
+            copies: Copies of a token, each for a random rank, of which a node and a rank get one.
 
         Returns:
             The rate for all bytes of a rank, including those that it keeps.
@@ -364,6 +364,7 @@ class Topology:
                 kind = kinds[node]
                 peers = [(kinds[other], count) for other, count in nodes if other != node]
                 share = (here if copies == 1 or not peers else size) / size
+                share *= size * (1 - (1 - 1 / size) ** copies) / copies
                 rate = within_rate[kind]
                 if first[kind].intra.board:
                     reached = exchange_bytes_per_s(first[kind].intra.board)

@@ -61,6 +61,11 @@ class Weights:
         return np.concatenate(([0.0], np.cumsum(held)))
 
     @cached_property
+    def tensor_prefix(self) -> FloatArray:
+        """Shape ``(num_layers + 1,)``. Prefix sums of the number of weights."""
+        return np.cumsum([0.0, *(len(layer.weights) for layer in self.model.layers)])
+
+    @cached_property
     def tied(self) -> TiedWeight | None:
         """The weight that two layers hold, if there is one.
 

@@ -55,6 +55,7 @@ _FIGURES: Final[Mapping[str, Any]] = {
     "num_decoder_layers": Layers,
     "blocks": Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)],
     "first_dense_layers": Index,
+    "mtp_layers": Index,
     "attention_windows": Annotated[list[Index], Field(min_length=1)],
 }
 """Types of the figures that are neither a count of at least 1 nor a flag."""
@@ -108,8 +109,11 @@ _DECODER: Final = (
     "attention_windows",
     "attention_bias",
     "expert_bias",
+    "clamped_activation",
+    "scaled_rotation",
     "query_key_norm",
     "post_norms",
+    "mtp_layers",
 )
 """Figures of newer decoder families."""
 
@@ -369,7 +373,9 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3": {"query_key_norm": True},
     "qwen3_moe": {"query_key_norm": True},
     "gemma2": {"post_norms": True, "tied_embedding": True},
-    "gpt_oss": {"attention_bias": True, "expert_bias": True},
+    "gpt_oss": dict.fromkeys(
+        ("attention_bias", "expert_bias", "clamped_activation", "scaled_rotation"), True
+    ),
 }
 """Figures that are fixed for an architecture, unless its configuration sets them."""
 

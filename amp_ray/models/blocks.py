@@ -30,6 +30,17 @@ RING_BUFFERS: Final = 4
 """Keys and values of one rank that live in a step of a ring: those attended to and those that
 arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""
 
+SCALED_ROTATION: Final = (12, 14, 6)
+"""Elements that both passes read and write for each rotated element where rotation also scales, and
+kernels of the forward pass: ``t * cos + rotate_half(t) * sin``, joined with the part that is not
+rotated (Megatron-core 0.16, `_apply_rotary_pos_emb_bshd`, which it uses where YaRN's factor is not
+1). Counted by running it under torch's TorchDispatchMode: 24.5 and 28.5 bytes in bf16."""
+
+CLAMPS: Final = (8, 15, 3)
+"""The same for each element of the result of a gated activation whose inputs are clamped first:
+``cat(gate.clamp(max), other.clamp(min, max))`` (Megatron-core 0.16,
+`weighted_bias_quick_geglu_impl`, outside of its compiled kernels). 16 and 30 bytes in bf16."""
+
 ADDED_PER_STEP: Final = 3
 """Elements read and written to combine the results of two ring steps, per element."""
 
@@ -55,6 +66,8 @@ class Kernels:
     # Whether attention copies queries, keys and values to separate tensors, then keys and values
     # into one tensor for the rotary kernel, and finally its result
     packs_heads: bool = False
+    # Whether an activation of experts is kept before and after its product with the router's weight
+    weighs_activations: bool = False
 
 
 UNFUSED: Final = Kernels()
@@ -224,19 +237,23 @@ def llama_block(
     return Layer(name=name, kind="block", operators=operators, output_elements=width.stream)
 
 
-def rotary_attention(width: Width) -> tuple[Operator, ...]:
+def rotary_attention(width: Width, *, scaled: bool = False) -> tuple[Operator, ...]:
     """Return self-attention with rotary positions and without biases."""
     rotated = width.tokens * width.head_size * (width.heads + width.key_value_heads)
-    return (*attention(width, bias=False, dropout=False), rotary(width, rotated))
+    return (*attention(width, bias=False, dropout=False), rotary(width, rotated, scaled=scaled))
 
 
-def rotary(width: Width, rotated: int) -> Elementwise:
-    """Return the rotary embedding of ``rotated`` elements of queries and keys."""
+def rotary(width: Width, rotated: int, *, scaled: bool = False) -> Elementwise:
+    """Return the rotary embedding of ``rotated`` elements of queries and keys.
+
+    Kernels that rotate in one pass do not scale; separate ones are `SCALED_ROTATION`.
+    """
+    forward, backward, kernels = SCALED_ROTATION if scaled else (2, 2, 1)
     return Elementwise(
         name="rotary",
-        forward_elements=2 * rotated,
-        backward_elements=2 * rotated,
-        num_kernels=2,
+        forward_elements=forward * rotated,
+        backward_elements=backward * rotated,
+        num_kernels=2 * kernels,
         sharded=width.shards_heads,
     )
 
@@ -369,6 +386,19 @@ def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
         num_kernels=2,
         sharded=True,
         saved_elements=3 * inner,
+    )
+
+
+def clamps(inner: int) -> Elementwise:
+    """Return the clamps of what a gated activation of ``inner`` elements reads, which it keeps."""
+    forward, backward, kernels = CLAMPS
+    return Elementwise(
+        name="clamps",
+        forward_elements=forward * inner,
+        backward_elements=backward * inner,
+        num_kernels=kernels,
+        sharded=True,
+        saved_elements=2 * inner,
     )
 
 

@@ -18,6 +18,7 @@ from amp_ray.models.blocks import (
     Kernels,
     Width,
     after_projections,
+    clamps,
     gated,
     gated_feed_forward,
     gelu,
@@ -143,9 +144,11 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
 def _llama(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """Build a llama-like model: rotary positions, RMS norm, gated SiLU, no dropout."""
     width = _width(shape, kernels)
+    blocks = _decoder_blocks(shape, width)
     return (
         token_embedding(width, shape, positions=0, dropout=False),
-        *_decoder_blocks(shape, width),
+        *blocks,
+        *(_next_token_module(blocks[-1], width, shape),) * shape.mtp_layers,
         final_norm(width, bias=False),
         *_output(width, shape, split_loss=False),
     )
@@ -173,6 +176,43 @@ def _decoder_blocks(shape: ModelShape, width: Width) -> tuple[Layer, ...]:
     return tuple(built[kind] for kind in kinds)
 
 
+def _next_token_module(block: Layer, width: Width, shape: ModelShape) -> Layer:
+    """Build a module that predicts one more token: a block between a projection and a loss.
+
+    It joins the stream with the embedding of the next tokens. Its tables are those of the model;
+    their parameters, and copies on another stage, are not counted.
+
+    References:
+        DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, section 2.2.
+    """
+    projection = Gemm(
+        name="mtp-projection",
+        rows=width.tokens,
+        columns=width.hidden,
+        inner=2 * width.hidden,
+        shard="columns",
+        saved_elements=2 * width.stream,
+        all_reduce="backward",
+    )
+    look_up = Elementwise(
+        name="mtp-look-up",
+        forward_elements=2 * width.stream,
+        backward_elements=2 * width.stream,
+    )
+    (logits,) = output_operators(width, shape.vocab_size)
+    assert isinstance(logits, Gemm)
+    operators = (
+        look_up,
+        *(norm(f"mtp-norm-{number}", width, bias=False) for number in (1, 2)),
+        projection,
+        *block.operators,
+        norm("mtp-final-norm", width, bias=False),
+        replace(logits, name="mtp-logits", has_weight=False),
+        replace(cross_entropy(width, shape.vocab_size), name="mtp-cross-entropy"),
+    )
+    return replace(block, name="mtp", operators=operators)
+
+
 def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer, ...]:
     """Build all blocks of a GPT-2, blocks with experts last; experts have no biases.
 
@@ -184,7 +224,10 @@ def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Laye
     dense = gpt_block(width, name="block", dropout=dropout)
     if not shape.num_experts:
         return (dense,) * shape.num_layers
-    experts = _experts(shape, gelu(1, fused=width.fused), is_gated=False)
+    activation = replace(gelu(1, fused=width.fused), name="activation")
+    if width.weighs_activations:
+        activation = replace(activation, saved_elements=activation.saved_elements + 1)
+    experts = _experts(shape, (activation,), is_gated=False)
     shared: tuple[Operator, ...] = ()
     if shape.shared_feed_forward_size:
         shared = gelu_feed_forward(replace(width, feed_forward=shape.shared_feed_forward_size))
@@ -201,7 +244,7 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
     if shape.key_value_rank:
         attended = latent_attention(block_width, shape)
     else:
-        attended = rotary_attention(block_width)
+        attended = rotary_attention(block_width, scaled=shape.scaled_rotation)
         if shape.attention_bias:
             attended = tuple(
                 replace(op, bias=op.columns) if isinstance(op, Gemm) and op.name == "qkv" else op
@@ -211,8 +254,9 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
             attended = (*attended, head_norms(block_width))
     experts = None
     if has_experts:
-        activation = gated("gated-silu", 1, fused=block_width.fused_pointwise)
-        experts = _experts(shape, activation, is_gated=True)
+        activation = gated("activation", 1, fused=block_width.fused_pointwise)
+        before = (clamps(1),) if shape.clamped_activation else ()
+        experts = _experts(shape, (*before, activation), is_gated=True)
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:
         feed_forward = (*_shared_experts(shape, block_width), *experts.operators())
@@ -226,14 +270,14 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
     return replace(block, experts=experts)
 
 
-def _experts(shape: ModelShape, activation: Elementwise, *, is_gated: bool) -> Experts:
+def _experts(shape: ModelShape, activations: tuple[Elementwise, ...], *, is_gated: bool) -> Experts:
     return Experts(
         tokens=shape.sequence_length,
         hidden=shape.hidden_size,
         feed_forward=shape.expert_feed_forward_size,
         num_experts=shape.num_experts,
         per_token=shape.experts_per_token,
-        activation=activation,
+        activations=activations,
         is_gated=is_gated,
         has_bias=shape.expert_bias,
     )

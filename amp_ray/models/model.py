@@ -243,6 +243,12 @@ class ModelShape:
     """Biases of the products for queries, keys and values. Families: llama. Default: false."""
     expert_bias: bool = False
     """A bias of each expert is added to its results. Families: llama. Default: false."""
+    clamped_activation: bool = False
+    """Both halves that a gated activation of experts reads are clamped before it. Families: llama.
+    Default: false."""
+    scaled_rotation: bool = False
+    """Rotation also scales queries and keys (YaRN), which kernels that rotate in one pass do not
+    offer. Families: llama. Default: false."""
     query_key_norm: bool = False
     """Queries and keys are normed head by head. Families: llama. Default: false."""
     post_norms: bool = False
@@ -258,6 +264,9 @@ class ModelShape:
     """Rotated part of a head beside `head_size`. Families: llama."""
     value_head_size: int = 0
     """Width of a head's values. Families: llama."""
+    mtp_layers: int = 0
+    """Modules after the last block that predict one more token each, with a block, the output
+    embedding and a loss (multi-token prediction). Families: llama."""
     patch_size: int = 0
     """Side of a patch. Families: vit. Default: 16."""
     not_counted: tuple[str, ...] = ()
@@ -268,7 +277,7 @@ class ModelShape:
     @property
     def is_trained(self) -> bool:
         """Whether our training program can run the model, possibly without some small parts."""
-        untrained = (self.key_value_rank, self.post_norms)
+        untrained = (self.key_value_rank, self.post_norms, self.mtp_layers)
         windows = any(window and window < self.sequence_length for window in self.attention_windows)
         return self.family not in PLANNED_ONLY and not any(untrained) and not windows
 

@@ -154,7 +154,8 @@ class Experts:
     feed_forward: int  # inner width of one expert
     num_experts: int  # in the layer
     per_token: int  # experts that a token goes through
-    activation: Elementwise  # the kernel between both products, for one element of the inner width
+    # Kernels between both products, for one element of the inner width; the last one activates
+    activations: tuple[Elementwise, ...]
     is_gated: bool = True  # whether the first product is as wide again, for the gate
     # Whether a bias of its expert, weighed by the router, is added to each result
     has_bias: bool = False
@@ -196,11 +197,11 @@ class Experts:
                 self._moves(sorts=1 if ep == self.num_experts else 2), PASSES, strict=True
             )
         )
-        held = self.num_experts // ep * (tp // etp)
+        held = self.num_experts // ep
         return (
             *self._router(),
             dispatch,
-            *self._products(held, load * copies, etp=0 if etp == tp else etp),
+            *self._products(held, load * copies, etp=0 if etp == tp else etp, ranks=tp // etp),
             combine,
         )
 
@@ -238,22 +239,25 @@ class Experts:
         )
         return dispatch, replace(dispatch, name="combine")
 
-    def _products(self, num_experts: int, rows: float, *, etp: int) -> tuple[Operator, ...]:
+    def _products(
+        self, num_experts: int, rows: float, *, etp: int, ranks: int = 1
+    ) -> tuple[Operator, ...]:
         """Return the grouped products of some experts and the activation between them.
 
         Args:
-            num_experts: Experts on all ranks of a tensor-parallel group.
-            rows: Tokens of all these experts, per sample.
+            num_experts: Experts of a rank, whole or in part.
+            rows: Tokens of all experts of a tensor-parallel group, per sample.
             etp: Ranks that divide each expert; 0 if tp divides it like other weights.
+            ranks: Ranks of the group with different experts.
         """
-        inner, activation, parts = rows * self.feed_forward, self.activation, max(etp, 1)
+        inner, parts = rows * self.feed_forward, max(etp, 1)
         width = self.feed_forward // parts
         first = Gemm(
             name="experts-in",
-            rows=ceil(rows / num_experts),
+            rows=ceil(rows / (num_experts * ranks)),
             columns=(2 if self.is_gated else 1) * width,
             inner=self.hidden,
-            batch=num_experts * parts,
+            batch=num_experts * ranks * parts,
             shard="batch" if etp else "columns",
             saved_elements=rows * self.hidden * parts,
             saved_sharded=etp > 0,
@@ -262,13 +266,16 @@ class Experts:
         )
         return (
             first,
-            replace(
-                activation,
-                name="experts-activation",
-                forward_elements=activation.forward_elements * inner,
-                backward_elements=activation.backward_elements * inner,
-                saved_elements=activation.saved_elements * inner,
-                sharded=True,
+            *(
+                replace(
+                    op,
+                    name=f"experts-{op.name}",
+                    forward_elements=op.forward_elements * inner,
+                    backward_elements=op.backward_elements * inner,
+                    saved_elements=op.saved_elements * inner,
+                    sharded=True,
+                )
+                for op in self.activations
             ),
             replace(
                 first,
@@ -279,16 +286,16 @@ class Experts:
                 saved_elements=inner,
                 saved_sharded=True,
             ),
-            *((self._bias(rows * parts, sharded=etp > 0),) if self.has_bias else ()),
+            *((self._bias(rows * parts, num_experts, sharded=etp > 0),) if self.has_bias else ()),
         )
 
-    def _bias(self, rows: float, *, sharded: bool) -> Elementwise:
-        """Return the addition of biases, whose kernels for all experts count as one."""
+    def _bias(self, rows: float, num_experts: int, *, sharded: bool) -> Elementwise:
+        """Return the addition of biases: product and sum for each expert, joining and rounding."""
         forward, backward = (rows * self.hidden * elements for elements in BIAS_ELEMENTS)
         return Elementwise(
             name="experts-bias",
             forward_elements=forward,
             backward_elements=backward,
-            num_kernels=4,
+            num_kernels=2 * num_experts + 2,
             sharded=sharded,
         )

@@ -6,6 +6,7 @@ They are input to the cost model, which never asks for a runtime by name.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -103,6 +104,13 @@ class RuntimeTraits:
     attention_rate: float = FLASH_ATTENTION_2_RATE
     # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
     native_attention: bool = False
+    # Whether every backward pass runs norms again, whatever `recompute` says (Megatron-LM:
+    # `--recompute-modules layernorm`), so that the products behind them keep no input
+    recomputes_norms: bool = False
+    # The same for activations of experts (`moe_act`)
+    recomputes_expert_activations: bool = False
+    # The same for products that make queries, keys and values from latents (`mla_up_proj`)
+    recomputes_latent_projections: bool = False
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
@@ -144,6 +152,9 @@ class RuntimeTraits:
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
+    # Whether 8-bit operands have one scale per tensor, found by reading them before they are cast
+    # (current scaling, Megatron-LM: `--fp8-recipe tensorwise`)
+    reads_for_scales: bool = False
     # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
     # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
     fp8_bytes_per_parameter: float = 2.0
@@ -164,6 +175,14 @@ class RuntimeTraits:
     accumulates_bf16_in_fp32: bool = True  # the same for bf16
     # Whether the product that computes a weight's gradient also adds it to the sum
     fused_accumulation: bool = False
+    # Whether autograd then gets an unused gradient, one of each shape of weights, which stays
+    # (Transformer Engine newer than 2.2, `get_dummy_wgrad`; Megatron-core also for heads)
+    unused_gradients: bool = False
+    # Whether each micro-batch's gradient is freed once it is added to the wider sum
+    frees_gradients: bool = False
+    # Whether the shards of ZeRO-3 are single-precision weights, which are rounded when gathered, so
+    # that no shards of narrower weights exist beside them
+    rounds_gathered: bool = False
     # Memory traffic of adding a micro-batch's gradients; None if it follows from the precision
     accumulation_bytes_per_parameter: float | None = None
     # Memory of weights and gradients on every rank; None if it follows from the precision
@@ -216,11 +235,19 @@ class RuntimeTraits:
     scatters_gradients: bool = False
     # Whether gradients are reduced during the last backward pass
     overlaps_gradient_sync: bool = False
+    # Whether with ZeRO-1 they are reduced all at once after it instead, in no buckets
+    reduces_sharded_at_once: bool = False
     # Whether updated weights are gathered during the next forward pass
     overlaps_weight_gather: bool = False
+    # Host seconds for each weight and rank of a shard group, if ZeRO-1 copies gathered weights
+    # slice by slice
+    gather_slice_s: float = 0.0
     # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
+    # Blocks whose activations wait in the host's memory for the backward pass, without a pipeline
+    # (Megatron-LM: `--cpu-offloading-num-layers`); transfers run beside computation
+    offloaded_blocks: int = 0
     # Whether stages may differ in tp and dp and share samples unevenly
     unequal_stages: bool = False
     token_slices: bool = False  # whether stages can pass on slices of sequences
@@ -229,17 +256,40 @@ class RuntimeTraits:
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
+    # Streams in which products and casts of experts run, a kernel for each expert; 0 if one kernel
+    # computes all of them
+    expert_streams: int = 0
     # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
     # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
     routing_launches: int = 0
+    # Whether an activation of experts that is no fused gated kernel is multiplied by the router's
+    # weight in a kernel of its own, which keeps it once more
+    weighs_activations: bool = False
     # Those of them for which the device waits, because the host has just waited for it
     waiting_launches: int = 0
     waits_for_tokens: bool = False  # whether the host waits until tokens for experts have arrived
     # Whether all-to-alls of one micro-batch run beside the computation of another: forward passes
     # beside backward passes of the same layers
     overlaps_exchanges: bool = False
-    # Whether a token crosses the network once for all its experts of a node
+    # Multiprocessors that all-to-alls take while they run beside computation; by default those of
+    # NCCL's channels
+    exchange_multiprocessors: int = 24
+    # Whether a token is sent once to each node and to each rank that has experts for it
     sends_tokens_once: bool = False
+
+    @property
+    def recomputed_operators(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Names of operators that backward passes run again, and of those that keep nothing then.
+
+        See `RECOMPUTED`.
+        """
+        return _recomputed(
+            (
+                self.recomputes_norms,
+                self.recomputes_expert_activations,
+                self.recomputes_latent_projections,
+            )
+        )
 
     def __post_init__(self) -> None:
         """Raise if the cost model cannot price a trait, or the launch limit leaves no time."""
@@ -314,6 +364,8 @@ class RuntimeTraits:
             return f"runtime {self.name!r} has no tensor parallelism, found tp {tp}"
         if pp > 1 and not self.pipeline_parallel:
             return f"runtime {self.name!r} has no pipeline, found pp {pp}"
+        if pp > 1 and self.offloaded_blocks:
+            return f"offloaded_blocks work without a pipeline, found pp {pp}: set max_pp: 1"
         return None
 
     def why_no_zero(self, zero: Zero, pp: int) -> str | None:
@@ -446,7 +498,8 @@ class RuntimeTraits:
         if self.fused_accumulation:
             kept, accumulation = width + total, 2 * total - width
         else:
-            kept = 2 * width + (total if total > width else 0)
+            alone = self.frees_gradients and total > width
+            kept = width + (0 if alone else width) + (total if total > width else 0)
             accumulation = width + 2 * total
         counts_anew = "gradients" in kept_formats
         return ParameterBytes(
@@ -536,6 +589,36 @@ class ParameterBytes:
     master: float  # memory of single-precision copies, which ZeRO-1 shards
     step: float  # temporary memory of the optimizer step
     step_traffic: float  # traffic of the step without the optimizer's update
+
+
+RECOMPUTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "recomputes_norms": (
+        ("norm-1", "norm-2"),
+        (
+            *("qkv", "query-latent", "key-value-latent"),
+            *("feed-forward-in", "shared-feed-forward-in", "router"),
+        ),
+    ),
+    "recomputes_expert_activations": (
+        ("experts-clamps", "experts-activation"),
+        ("experts-clamps", "experts-out"),
+    ),
+    "recomputes_latent_projections": (
+        ("query-norm", "query", "key-value-norm", "key-value", "rotary", "keys"),
+        ("query", "key-value", "attention"),
+    ),
+}
+"""Operators of a block that each trait runs again, and operators that keep no input because it is
+made again. Attention still keeps the sums of its softmax, and its result as the input of the next
+product."""
+
+
+@cache
+def _recomputed(chosen: tuple[bool, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of `RECOMPUTED` for the traits that are chosen, in its order."""
+    parts = [part for part, is_chosen in zip(RECOMPUTED.values(), chosen, strict=True) if is_chosen]
+    again, free = (frozenset(name for part in parts for name in part[i]) for i in (0, 1))
+    return again, free
 
 
 def _set_or(value: float | None, otherwise: float) -> float:

@@ -68,7 +68,7 @@ def untrained_part(shape: ModelShape) -> str:
     """Return the name of the part of a model that our training program lacks."""
     if shape.family in PLANNED_ONLY:
         return f"model family {shape.family!r}"
-    return f"a {shape.family} with latent attention, windows or other norms"
+    return f"a {shape.family} with latent attention, windows, other norms or mtp_layers"
 
 
 def untrained(shape: ModelShape) -> str:

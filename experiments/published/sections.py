@@ -173,6 +173,11 @@ SECTIONS: Final[Mapping[str, Section]] = {
         compute=_of_table(
             "megatron_golden",
             lambda table: today_jobs.memory_figures(table.rows, "last"),
+            lambda table: {
+                "attention as stated": today_jobs.memory_figures(
+                    [row for row in table.rows if row.doubt != "attention"], "last"
+                )["no measurement"]
+            },
             today_jobs.not_expressible,
         ),
     ),
@@ -211,6 +216,14 @@ SECTIONS: Final[Mapping[str, Section]] = {
             lambda table: today_jobs.by_model(table.rows),
             lambda table: today_jobs.refusals(table.rows),
             today_jobs.not_expressible,
+        ),
+    ),
+    "deepseek": Section(
+        title="DeepSeek-V3's training on 2,048 H800 (target: error 10 %)",
+        compute=_of_table(
+            "deepseek",
+            lambda table: today_jobs.time_figures(table.rows),
+            lambda table: today_jobs.refusals(table.rows),
         ),
     ),
     "mlperf": Section(

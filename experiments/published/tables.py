@@ -59,11 +59,13 @@ class Row:
         observation: The strategy and what came of it.
         group: Rows of one group are alternatives to each other.
         tells_time: Whether its time is fit for comparison.
+        doubt: Why it is doubted; empty where nothing speaks against it.
     """
 
     observation: Observation
     group: str
     tells_time: bool
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,12 @@ def _row(cells: Cells, experiment: Experiment) -> Row:
         peak_memory_bytes=entry.peak_memory_bytes,
     )
     tells_time = entry.measured_s is not None and not cells.get("doubt")
-    return Row(observation=observation, group=cells["group"], tells_time=tells_time)
+    return Row(
+        observation=observation,
+        group=cells["group"],
+        tells_time=tells_time,
+        doubt=cells.get("doubt", ""),
+    )
 
 
 def amp_strategies(folder: Path, experiment: Experiment) -> list[Strategy]:

@@ -15,7 +15,7 @@ from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from
 from support.namespaces import generate_key
 
-from .conftest import Bench, MakeCluster, wait_for
+from .conftest import CONNECT_S, Bench, MakeCluster, wait_for
 
 pytestmark = pytest.mark.hosts
 
@@ -34,7 +34,7 @@ cluster:
 precision: fp32
 global_batch_size: 4
 trials:
-  ssh: {{user: root, config: null, connect_timeout_s: 10, python: {python},
+  ssh: {{user: root, config: null, connect_timeout_s: {connect_timeout_s}, python: {python},
         known_hosts: {known_hosts}, identities: [{identity}]}}
 """
 
@@ -49,12 +49,14 @@ class Ward:
         self.known_hosts = bench.cluster.known_hosts
         self.identity = bench.cluster.identity
         self.python = sys.executable
+        self.connect_timeout_s = CONNECT_S
 
     @property
     def text(self) -> str:
         """The experiment file."""
         return EXPERIMENT.format(
             count=len(self.names),
+            connect_timeout_s=self.connect_timeout_s,
             python=self.python,
             known_hosts=self.known_hosts,
             identity=self.identity,
@@ -110,6 +112,7 @@ def test_hosts_that_are_well_have_no_error(ward: Ward) -> None:
 
 def test_a_host_that_is_down_delays_no_other(ward: Ward) -> None:
     ward.names.append("10.77.0.99")
+    ward.connect_timeout_s = 10
     start = time.monotonic()
     finding = ward.problem(2, "reach")
     # One limit of 10 s for all, not one for every host and step.

@@ -26,7 +26,7 @@ pytestmark = [
 LINK_BITS_PER_S = 500_000_000
 EXPERIMENT = """\
 name: tiny
-model: {family: llama, num_layers: 2, hidden_size: 16, num_heads: 2, sequence_length: 8,
+model: {family: llama, num_layers: 2, hidden_size: 128, num_heads: 2, sequence_length: 8,
         vocab_size: 32}
 cluster:
   hostfile: hostfile

@@ -1,12 +1,12 @@
 """A Ray cluster of three nodes, which are namespaces of one machine."""
 
-import logging
 import os
 import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.hosts
 
-_LOGGER = logging.getLogger(__name__)
-
 HANG_GUARD_S = 600.0
-LOST_S = 300.0
-"""Maximum additional time of a search after the death of a node."""
-
 PORT = 6379
 
 SEARCH = """
@@ -52,10 +47,8 @@ experiment = small_experiment()
 planner = SlowPlanner(experiment=experiment)
 with connect():
     assert num_cluster_cpus() == 3
-    start_s = time.monotonic()
     workers, candidates = Workers(address=sys.argv[1]), candidates_of(experiment)
     ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
-    print(f"wall {time.monotonic() - start_s}")
 print(repr(ranking))
 """
 
@@ -63,8 +56,8 @@ print(repr(ranking))
 class RayNodes:
     """Three hosts, each a Ray node with one CPU; the first is the head."""
 
-    def __init__(self, cluster: HostCluster, **environment: str) -> None:
-        """Start Ray on every host with a new token; ``environment`` is for the workers."""
+    def __init__(self, cluster: HostCluster, *paths: Path) -> None:
+        """Start Ray on every host with a new token; ``paths`` are import paths of the workers."""
         self.cluster = cluster
         self.environment = {
             **os.environ,
@@ -75,7 +68,8 @@ class RayNodes:
         }
         head, *others = cluster.hosts
         self.start_ray(head, ["--head", f"--port={PORT}", "--include-dashboard=false"])
-        for host in others:
+        for host, path in zip_longest(others, paths):
+            environment = {"PYTHONPATH": str(path)} if path else {}
             self.start_ray(host, [f"--address={head.address}:{PORT}"], **environment)
 
     def start_ray(self, host: NamespaceHost, options: Sequence[str], **environment: str) -> None:
@@ -126,45 +120,35 @@ def ranking_here() -> str:
     return repr(search_candidates(planner, candidates_of(experiment), workers=ALONE))
 
 
-def wall_s(lines: Sequence[str]) -> float:
-    return float(lines[-2].removeprefix("wall "))
-
-
 def test_a_node_killed_in_the_middle_costs_time_only(nodes: RayNodes) -> None:
-    address = nodes.environment["RAY_ADDRESS"]
-    with nodes.driver(SEARCH, address) as lines:
-        undisturbed = list(lines)
-    assert undisturbed[-1] == ranking_here()
-    with nodes.driver(SEARCH, address) as lines:
+    with nodes.driver(SEARCH, nodes.environment["RAY_ADDRESS"]) as lines:
         disturbed = []
         for line in lines:
             disturbed.append(line)
             if line == "done 4":
                 nodes.cluster.kill_host(nodes.cluster.hosts[2])
     assert disturbed[-1] == ranking_here()
-    _LOGGER.info("undisturbed %.1f s, disturbed %.1f s", wall_s(undisturbed), wall_s(disturbed))
-    assert wall_s(disturbed) < wall_s(undisturbed) + LOST_S
 
 
-@pytest.mark.parametrize(
-    ("sitecustomize", "problem"),
-    [
-        (
-            "import sys; sys.modules['amp_ray'] = None",
-            "cannot import amp_ray: import of amp_ray halted",
-        ),
-        ("import amp_ray; amp_ray.__version__ = '0.0.1'", "has amp-ray 0.0.1, not "),
-    ],
-)
 def test_nodes_without_this_version_are_named_and_left_out(
-    make_cluster: "MakeCluster", tmp_path: Path, sitecustomize: str, problem: str
+    make_cluster: "MakeCluster", tmp_path: Path
 ) -> None:
+    problems = {
+        "import sys; sys.modules['amp_ray'] = None": (
+            "cannot import amp_ray: import of amp_ray halted"
+        ),
+        "import amp_ray; amp_ray.__version__ = '0.0.1'": "has amp-ray 0.0.1, not ",
+    }
     tmp_path.chmod(0o755)
-    (tmp_path / "sitecustomize.py").write_text(sitecustomize, encoding="utf-8")
-    nodes = RayNodes(make_cluster(num_hosts=3), PYTHONPATH=str(tmp_path))
+    paths = [tmp_path / "none", tmp_path / "other"]
+    for path, sitecustomize in zip(paths, problems, strict=True):
+        path.mkdir(mode=0o755)
+        (path / "sitecustomize.py").write_text(sitecustomize, encoding="utf-8")
+    nodes = RayNodes(make_cluster(num_hosts=3), *paths)
     with nodes.driver(SEARCH, nodes.environment["RAY_ADDRESS"]) as lines:
         said = list(lines)
     warnings = sorted(line for line in said if line.startswith("the Ray node host"))
     assert [line.split()[3] for line in warnings] == ["host2", "host3"]
-    assert all(problem in line for line in warnings)
+    for problem, line in zip(problems.values(), warnings, strict=True):
+        assert problem in line
     assert said[-1] == ranking_here()

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from .conftest import Bench, MakeCluster, wait_for
-from .test_soak import IMPATIENT, STEP_S, SoakStudy
+from .test_soak import STEP_S, SoakStudy
 
 pytestmark = pytest.mark.hosts
 
@@ -44,7 +44,7 @@ def test_no_host_of_many_is_taken_for_lost(make_cluster: MakeCluster, tmp_path: 
     cluster = make_cluster(num_hosts=NUM_HOSTS, disk_bytes=2**22, weight=2)
     set_up_s = time.monotonic() - begun_s
     study = SoakStudy(folder=tmp_path, bench=Bench(cluster, tmp_path))
-    study.write(step_s=STEP_S, **IMPATIENT)
+    study.write(step_s=STEP_S)
     used_s, peak, start_s = 0.0, 0, time.monotonic()
     with study.started("--budget", str(BUDGET), "--no-doctor") as driver:
         while driver.poll() is None:
@@ -64,4 +64,4 @@ def test_no_host_of_many_is_taken_for_lost(make_cluster: MakeCluster, tmp_path: 
     assert attempts == [0] * BUDGET
     assert used_s / wall_s <= MOST_CORES
     assert peak <= MOST_MEMORY_KIB
-    wait_for(lambda: not study.busy_hosts(), 60.0)
+    wait_for(lambda: not study.busy_hosts())

@@ -33,9 +33,8 @@ NUM_FAULTS: Final = int(os.environ.get("AMP_RAY_SOAK", "2"))
 NUM_FAULTS_PER_STUDY: Final = 2
 BUDGET: Final = 3
 MAX_RESUMES: Final = 8
-HANG_GUARD_S: Final = 240.0
+HANG_GUARD_S: Final = 600.0
 STEP_S: Final = 0.02
-IMPATIENT: Final = {"timeout_s": 20, "connect_timeout_s": 3}
 PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
 """Possible step times: on a busy machine a sleep may take longer, but never less time."""
 
@@ -136,7 +135,7 @@ def study(make_cluster: MakeCluster, tmp_path: Path) -> Callable[[str], SoakStud
         folder = tmp_path / name
         folder.mkdir()
         made = SoakStudy(folder=folder, bench=Bench(cluster, folder))
-        made.write(step_s=STEP_S, **IMPATIENT)
+        made.write(step_s=STEP_S)
         return made
 
     return make

@@ -100,13 +100,13 @@ def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure) -> None:
 
 
 def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
-    launch = shared.launch(PIPELINE, steps=MANY_STEPS, timeout_s=30.0)
+    launch = shared.launch(PIPELINE, steps=MANY_STEPS, timeout_s=60.0)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(1).pid, signal.SIGSTOP))
     outcome = ended.outcome
     assert isinstance(outcome, TimedOut), outcome
     assert outcome.timeout_s == launch.timeout_s
     # The other rank is named, too, unless the end of this rank has ended it before.
-    assert outcome.reason.startswith("still running after 30 s: rank ")
+    assert outcome.reason.startswith("still running after 60 s: rank ")
     assert outcome.reason.endswith(f"rank 1 on {shared.names[1]} (stopped by a signal)")
     # The rank's stack, most recent call first: it was within a step, or waiting for other ranks.
     assert any("in timed_step" in line for line in outcome.lines), outcome.lines

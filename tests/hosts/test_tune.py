@@ -93,7 +93,7 @@ class Study(DrivenStudy):
             "timeout_s": 600,
             "num_groups": 1,
             "program": 'program: {files: [a.py], metric: helper, argv: ["{python}", a.py]}',
-            "connect_timeout_s": 10,
+            "connect_timeout_s": 60,
             "python": sys.executable,
             "known_hosts": cluster.known_hosts,
             "identity": cluster.identity,

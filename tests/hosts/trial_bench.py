@@ -61,7 +61,7 @@ trials:
   steps: 3
   warmup_steps: 1
   timeout_s: 600
-  ssh: {{user: root, config: null, connect_timeout_s: 10, python: {python},
+  ssh: {{user: root, config: null, connect_timeout_s: 60, python: {python},
         known_hosts: {known_hosts}, identities: [{identity}]}}
 """
 

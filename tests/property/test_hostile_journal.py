@@ -87,7 +87,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@examples(250)
+@examples(120)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_left_out(
     data: st.DataObject, made: Made, tmp_path_factory: pytest.TempPathFactory
@@ -139,7 +139,7 @@ def changes(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> list[dict[str, Any
     return found
 
 
-@examples(250)
+@examples(120)
 @given(data=st.data())
 def test_records_that_nobody_writes_are_refused_with_their_line(
     data: st.DataObject, made: Made, tmp_path_factory: pytest.TempPathFactory

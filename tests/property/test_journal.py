@@ -118,7 +118,7 @@ def read(data: bytes) -> tuple[Contents | None, InputError | None]:
         return None, error
 
 
-@examples(5000)
+@examples(1500)
 @given(data=damages())
 def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
     """The reader returns every record that is in its place, or names a damaged line."""

@@ -42,7 +42,7 @@ def cases(
 @pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_stages_get_the_best_of_all_slices(kind: str, *, capped: bool) -> None:
-    @examples(20)
+    @examples(12)
     @given(case=cases(kind, capped=capped, uneven=False))
     def check(case: tuple[SliceTables, tuple[float, ...]]) -> None:
         tables, factors = case
@@ -62,7 +62,7 @@ def test_slices_of_unequal_stages_are_proven_in_few_steps(seed: int) -> None:
 @pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_unequal_stages_get_the_best_of_all_slices_in_any_order(kind: str, *, capped: bool) -> None:
-    @examples(20)
+    @examples(12)
     @given(case=cases(kind, capped=capped, uneven=True))
     def check(case: tuple[SliceTables, tuple[float, ...]]) -> None:
         tables, factors = case

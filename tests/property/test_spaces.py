@@ -150,7 +150,7 @@ def in_space(experiment: Experiment, space: Space, *, idle: bool | None = None) 
 # ------------------------------------------------------------------------- one candidate
 
 
-@examples(160)
+@examples(100)
 @given(case=grids() | idle_grids() | groups())
 def test_search_equals_brute_force(case: Case) -> None:
     solution = case.solved()
@@ -176,7 +176,7 @@ def test_search_equals_brute_force_on_eight_devices(case: Case) -> None:
     assert case.value_s == pytest.approx(case.best()[0], rel=ROUNDING)
 
 
-@examples(80)
+@examples(50)
 @given(case=grids((4, 6, 8, 12)) | groups((2, 4, 6, 8)))
 def test_the_value_is_the_objective_of_a_leader_that_fits(case: Case) -> None:
     solution = case.solved()
@@ -191,7 +191,7 @@ def test_the_value_is_the_objective_of_a_leader_that_fits(case: Case) -> None:
         assert solution.lower_bound_s <= solution.value_s * (1 + ROUNDING)
 
 
-@examples(80)
+@examples(50)
 @given(case=grids((4, 6, 8, 12)) | groups((2, 4, 6, 8, 12)))
 def test_plans_fit_use_devices_once_and_keep_groups_in_nodes(case: Case) -> None:
     plan, cluster = case.planned(), case.experiment.cluster
@@ -239,7 +239,7 @@ def test_no_plan_is_worse_than_the_default_placement(case: Case) -> None:
         assert placed.iteration_time_s <= default.iteration_time_s * (1 + ROUNDING)
 
 
-@examples(140)
+@examples(80)
 @given(case=grids() | groups(), data=st.data())
 def test_a_better_node_never_gives_a_worse_best(case: Case, data: st.DataObject) -> None:
     assume(case.is_matched_freely)
@@ -250,7 +250,7 @@ def test_a_better_node_never_gives_a_worse_best(case: Case, data: st.DataObject)
     assert improved.value_s <= case.value_s * (1 + ROUNDING)
 
 
-@examples(140)
+@examples(80)
 @given(case=grids((4, 6)) | groups((2, 4, 6)), data=st.data())
 def test_the_order_in_which_nodes_are_listed_does_not_matter(
     case: Case, data: st.DataObject
@@ -361,7 +361,7 @@ def test_more_nodes_are_hardly_ever_worse_for_placements(
     assert answer_s(experiment, "placement") <= answer_s(fewer, "placement") * MOST_WORSE
 
 
-@examples(100)
+@examples(60)
 @given(experiment=experiments((3, 4, 5, 6)), data=st.data())
 def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     experiment: Experiment, data: st.DataObject

@@ -96,7 +96,7 @@ def test_replaying_the_journal_gives_the_state(
     }
 
 
-@examples(10)
+@examples(7)
 @given(STUDIES, ANSWERS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 999))
 def test_a_study_cut_anywhere_loses_no_end_and_repeats_none(
     state: TunerState, outcomes: list[Outcome], before: int, after: int, place: int

@@ -21,6 +21,7 @@ EXTRAS = "dev"
 def checkout(repository: Path, tmp_path: Path) -> Path:
     """The Makefile with an environment that is made already."""
     shutil.copy(repository / "Makefile", tmp_path)
+    (tmp_path / "tests/net/files").mkdir(parents=True)
     bin_folder = tmp_path / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
     for name in ("pyproject.toml", "constraints.txt"):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 EXPERIMENT = """\
 name: tiny
-model: {family: gpt2, num_layers: 2, hidden_size: 32, num_heads: 4, sequence_length: 16,
+model: {family: gpt2, num_layers: 2, hidden_size: 128, num_heads: 4, sequence_length: 16,
         vocab_size: 61}
 cluster:
   nodes:

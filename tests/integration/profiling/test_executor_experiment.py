@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 EXPERIMENT = """\
 name: long
-model: {family: gpt2, num_layers: 4, hidden_size: 64, num_heads: 2, sequence_length: 512,
+model: {family: gpt2, num_layers: 4, hidden_size: 128, num_heads: 2, sequence_length: 512,
         vocab_size: 61}
 cluster:
   nodes:
@@ -53,7 +53,7 @@ def compared(profile: Path, tmp_path: Path) -> Callable[[executor.Compare], dict
 def test_planned_slices_and_whole_sequences_run_beside_each_other(
     compared: Callable[[executor.Compare], dict[str, Any]],
 ) -> None:
-    # tests/hosts/test_physics.py checks which is faster, without other work on the processor.
+    # tests/hosts/bench_physics.py checks which is faster, without other work on the processor.
     figures = compared(executor.compare_slices)
     assert figures["predicted_ratio"] >= 1
     assert figures["measured_ratio"] > 0

@@ -21,7 +21,7 @@ from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.trial_folder import COLLECT_BYTES
 from amp_ray.trials.launch import FOLDER, Launch, rank_commands
-from amp_ray.trials.outcome import Crashed, Measured, TimedOut, outcome_from_json
+from amp_ray.trials.outcome import Crashed, Measured, outcome_from_json
 from amp_ray.trials.own_program.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.result import Measurement
 from support.trial_runs import events_of
@@ -165,14 +165,14 @@ def test_isolation_off_leaves_nothing_either(settings: AgentSettings, tmp_path: 
     program = (
         "import os, time\n"
         "if os.fork() == 0:\n    os.setsid()\n    open('child', 'w').write(str(os.getpid()))\n"
-        "    time.sleep(60)\n"
-        "time.sleep(60)\n"
+        "    time.sleep(600)\n"
+        "while not os.path.exists('child') or not open('child').read():\n    time.sleep(0.01)\n"
+        "os._exit(3)\n"
     )
     plain = AgentSettings(base=settings.base, grace_s=0.2, isolate=False)
-    collect = ("child",)
     with Launcher([LocalHost()], plain) as launcher:
-        outcome = launcher.run(launch(program, 1, timeout_s=1.0, collect=collect), tmp_path / "t")
-    assert isinstance(outcome, TimedOut)
+        outcome = launcher.run(launch(program, 1, collect=("child",)), tmp_path / "t")
+    assert isinstance(outcome, Crashed)
     child = (tmp_path / "t/hosts/localhost/child").read_text(encoding="ascii")
     assert not Path(f"/proc/{child}").exists()
 

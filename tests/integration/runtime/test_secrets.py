@@ -1,15 +1,15 @@
 """A study of real trials whose program prints its secrets: no file or output has one."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+from support.commands import Run, amp_ray
 
-HANG_GUARD_S = 600.0
+__all__ = ["amp_ray"]
+
+pytestmark = pytest.mark.integration
 
 PROGRAM = """\
 import os, sys
@@ -42,22 +42,10 @@ trials:
 """
 
 
-def amp_ray(
-    folder: Path, *words: str, variables: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "amp_ray", *words],
-        cwd=folder,
-        env={**os.environ, **(variables or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_GUARD_S,
-    )
-
-
-def test_no_file_and_no_output_of_a_study_has_a_secret(tmp_path: Path) -> None:
+def test_no_file_and_no_output_of_a_study_has_a_secret(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
     (tmp_path / "settings.txt").write_text("planted-1 and hf_PLANTED12345\n", encoding="utf-8")
     experiment = tmp_path / "tiny.yaml"
@@ -65,28 +53,29 @@ def test_no_file_and_no_output_of_a_study_has_a_secret(tmp_path: Path) -> None:
     experiment.write_text(text, encoding="utf-8")
     study = ("--study", "study")
     ended = [
-        amp_ray(tmp_path, "tune", "tiny.yaml", "--budget", "2", *study, "--json", "-v"),
-        amp_ray(tmp_path, "show", "study", "--json"),
-        amp_ray(tmp_path, "report", "study", "-o", "report.html"),
-        amp_ray(tmp_path, "export", "study", "--to", "csv"),
+        amp_ray("tune", "tiny.yaml", "--budget", "2", *study, "--json", "-v"),
+        amp_ray("show", "study", "--json"),
+        amp_ray("report", "study", "-o", "report.html"),
+        amp_ray("export", "study", "--to", "csv"),
     ]
-    assert [each.returncode for each in ended] == [0, 0, 0, 0], ended
+    assert [each.code for each in ended] == [0, 0, 0, 0], ended
     files = [path for path in (tmp_path / "study").rglob("*") if path.is_file()]
     files += [tmp_path / "report.html"]
     names = {path.name for path in files}
     assert {"launch.json", "rerun.sh", "events.jsonl", "rank-0.log"} <= names
     kept = [path for path in files if "planted" in path.read_text(encoding="utf-8").casefold()]
     assert not kept
-    assert not [each for each in ended if "planted" in (each.stdout + each.stderr).casefold()]
+    assert not [each for each in ended if "planted" in (each.out + each.err).casefold()]
     assert all(path.stat().st_mode & 0o077 == 0 for path in files if path.name != "report.html")
 
     again = ("tune", "tiny.yaml", "--budget", "3", *study, "--resume")
     experiment.write_text(text.replace("planted-3", "planted-9"), encoding="utf-8")
-    assert amp_ray(tmp_path, *again).returncode == 0
+    assert amp_ray(*again).code == 0
     hidden = text.replace("planted-1", "'(not kept: it looks secret)'")
     experiment.write_text(hidden, encoding="utf-8")
     more = ("tune", "tiny.yaml", "--budget", "4", *study, "--resume")
-    missing = amp_ray(tmp_path, *more)
-    assert missing.returncode == 2
-    assert "set MY_SECRET for this command" in missing.stderr
-    assert amp_ray(tmp_path, *more, variables={"MY_SECRET": "planted-1"}).returncode == 0
+    missing = amp_ray(*more)
+    assert missing.code == 2
+    assert "set MY_SECRET for this command" in missing.err
+    monkeypatch.setenv("MY_SECRET", "planted-1")
+    assert amp_ray(*more).code == 0

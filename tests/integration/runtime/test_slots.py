@@ -20,7 +20,7 @@ from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 
 pytestmark = pytest.mark.integration
 
-HANG_GUARD_S = 60.0
+HANG_GUARD_S = 600.0
 PROGRAM = """
 import json, os
 json.dump({"trial_id": os.environ["TRIAL"], "step_s": [1.0, 1.0]}, open("result.json", "w"))
@@ -33,7 +33,7 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         """Choose unique names for the devices."""
         self.folder = folder
-        self.settings = AgentSettings(base=str(folder / "host"), lease_s=10.0, heartbeat_s=0.3)
+        self.settings = AgentSettings(base=str(folder / "host"), lease_s=120.0, heartbeat_s=0.3)
         token = secrets.token_hex(4)
         self.environment = {DEVICE_VARIABLE: f"GPU-{token}-0,GPU-{token}-1"}
 

@@ -160,7 +160,7 @@ def test_what_a_dead_driver_has_left_is_swept_and_nothing_else(
 ) -> None:
     base = trials.folder / "base"
     mine, others = base / "amp-ray-study-3-0a1b2c", base / "amp-ray-study-31-0a1b2c"
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     processes = []
     for folder in (mine, others):
         folder.mkdir(parents=True)

@@ -21,13 +21,18 @@ def measure(warm_ranks: WarmRanks, tmp_path_factory: pytest.TempPathFactory) -> 
     """Return a function that measures points of a model and returns the events with the results."""
 
     def run(
-        model: str, points: list[dict[str, int]], *, num_ranks: int = 1, step: bool = False
+        model: str,
+        points: list[dict[str, int]],
+        *,
+        num_ranks: int = 1,
+        step: bool = False,
+        seconds: float = 3600,
     ) -> list[dict[str, Any]]:
         trial = make_job(model, dp=num_ranks, micro_batch_size=8 // num_ranks)
         folder = tmp_path_factory.mktemp("profile")
-        job = {"links": [], "points": points, "seconds": 3600, "step": step}
+        job = {"links": [], "points": points, "seconds": seconds, "step": step}
         ended = warm_ranks.run(trial, folder, profile=job)
-        assert ended.result["complete"]
+        assert ended.result["complete"] == (seconds > 0)
         kinds = {"layer", "slice", "oom", "step"}
         return [event for event in ended.events(0) if event["event"] in kinds]
 
@@ -50,6 +55,10 @@ def test_out_of_memory_ends_what_is_as_large_and_not_the_run(measure: Measure) -
         ("slice", 4, 1),
         ("slice", 16, 1),
     ]
+
+
+def test_when_the_time_is_up_no_measurement_begins(measure: Measure) -> None:
+    assert measure("gpt2", [{"tp": 1, "micro_batch_size": 1, "layer": 1}], seconds=0) == []
 
 
 def test_every_layer_of_a_generator_and_its_step_are_measured(measure: Measure) -> None:

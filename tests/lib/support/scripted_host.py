@@ -6,6 +6,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +35,12 @@ In a ``job`` message, ``files`` has the files' contents.
 
 FOLDER: Final = "/scripted"
 
-# Long enough for a busy machine to renew the lease: only tests of silent hosts wait for its end.
+# Scripted hosts give no sign of life: no machine is so busy that a trial outlasts this lease.
 SETTINGS: Final = AgentSettings(
-    lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05, start_timeout_s=60.0
+    lease_s=600.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05, start_timeout_s=600.0
 )
+IMPATIENT: Final = replace(SETTINGS, lease_s=2.0)
+"""For tests of hosts that fall silent, whose end they wait for."""
 RESULT: Final = b'{"trial_id": "t", "step_s": [0.5]}'
 EXIT: Final[Message] = {
     "kind": "exit",
@@ -217,11 +220,16 @@ def instead(kind: str, *answers: Message | bytes) -> Script:
 def launch_on(*names: str, **options: Any) -> Launch:  # noqa: ANN401 - Launch's own
     """Describe a trial with a rank on each host."""
     commands = rank_commands(["run"], [(name, 0) for name in names])
-    values = {"files": {}, "environment": {}, "timeout_s": 20.0, "commands": commands, **options}
+    values = {"files": {}, "environment": {}, "timeout_s": 600.0, "commands": commands, **options}
     return Launch(trial_id="t", **values)
 
 
-def run_on(folder: Path, *hosts: ScriptedHost, **options: Any) -> Outcome:  # noqa: ANN401
+def run_on(
+    folder: Path,
+    *hosts: ScriptedHost,
+    settings: AgentSettings = SETTINGS,
+    **options: Any,  # noqa: ANN401
+) -> Outcome:
     """Run the trial of `launch_on` on these hosts."""
-    with Launcher(hosts, SETTINGS) as launcher:
+    with Launcher(hosts, settings) as launcher:
         return launcher.run(launch_on(*(host.name for host in hosts), **options), folder / "t")

@@ -374,7 +374,7 @@ def replay_command(homogeneous: list[str | Path], study: Path) -> list[str | Pat
     [
         ("4k", "journal.jsonl", "Make room, and go on with --resume"),
         ("8k", "experiment.yaml", "--resume writes it again"),
-        ("32k", "journal.jsonl", "Make room, and go on with --resume"),
+        ("16k", "journal.jsonl", "Make room, and go on with --resume"),
     ],
 )
 def test_a_full_disk_ends_the_study_with_the_file_and_what_to_do(

@@ -96,3 +96,9 @@ def test_more_power_does_more_products_on_one_process() -> None:
 
     boards = ("H100", "B200", "B300", "GB200", "GB300")
     assert sorted(boards, key=sustained) == list(boards)
+
+
+def test_boards_reach_the_hosts_memory_by_pcie_or_a_link_of_their_own() -> None:
+    boards = ("V100-32", "A100-80", "H100", "GB200", "GH200")
+    rates = [find_device(name).host_bytes_per_s / 1e9 for name in boards]
+    assert rates == [15.75, 31.5, 63.0, 225.0, 450.0]

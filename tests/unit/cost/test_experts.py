@@ -4,17 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.cost.collective import Path, exchange_s, start_s
+from amp_ray.cost.collective import NO_RING, Path, exchange_s, start_s
 from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.cost.memory import LayerMemory
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.operator import Elementwise
-from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.runtimes.traits import RECOMPUTED, RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.units import BYTES_PER_ELEMENT
@@ -106,9 +109,76 @@ def test_biases_of_experts_are_added_in_single_precision() -> None:
     elements = 256 * 2 * 512
     assert bias.forward_elements == elements * (4 + 10 + 8 + 6) / 2
     assert bias.backward_elements == elements * (6 + 6 + 12 + 12 + 4) / 2
+    assert bias.num_kernels == 4 * 2 + 2  # product and sum for each of four experts
     (shared,) = (op for op in experts.spread(tp=2, ep=2, etp=2, load=1.0) if op.name == bias.name)
     assert isinstance(shared, Elementwise)
     assert shared.forward_elements == bias.forward_elements
+
+
+def test_clamps_and_scaled_rotation_are_kernels_of_their_own() -> None:
+    """A rank's 512 copies of tokens go through experts of the width that the model states."""
+    plain, changed = (
+        experiment_from(MOE.replace("num_experts: 8", f"{figures}num_experts: 8")).model.layers[-3]
+        for figures in ("", "clamped_activation: true, scaled_rotation: true, ")
+    )
+    assert changed.experts is not None
+    inner = 2 * 256 * changed.experts.feed_forward
+    (rotation,) = (op for op in plain.elementwise if op.name == "rotary")
+    rotated = rotation.forward_elements / 2
+    (clamps,) = (
+        set(changed.elementwise)
+        - set(plain.elementwise)
+        - {op for op in changed.elementwise if op.name == "rotary"}
+    )
+    (turned,) = (op for op in changed.elementwise if op.name == "rotary")
+    expected = ((clamps, inner, (8, 15, 3)), (turned, rotated, (12, 14, 12)))
+    for op, elements, (forward, backward, kernels) in expected:
+        assert op.forward_elements == forward * elements
+        assert op.backward_elements == backward * elements
+        assert op.num_kernels == kernels
+    assert clamps.name == "experts-clamps"
+
+
+def test_parts_of_a_block_are_recomputed_in_every_backward_pass() -> None:
+    """Two norms and an activation again, unless the whole block is."""
+    traits = replace(EXPERIMENT.traits, recomputes_norms=True, recomputes_expert_activations=True)
+    options, ring = StageOptions(tp=1, dp=8), NO_RING
+    names = ("norm-1", "norm-2", "experts-activation")
+    kinds: tuple[RecomputeKind, ...] = ("none", "full")
+    for kind in kinds:
+        chosen = replace(options, recompute=Recompute(kind=kind))
+        plain, again = (
+            CostModel(experiment=replace(EXPERIMENT, traits=each)).time_tables
+            for each in (EXPERIMENT.traits, traits)
+        )
+        before, after = (tables.table((0,), ring, chosen, 2)[0] for tables in (plain, again))
+        rank = Rank.of(EXPERIMENT.cluster.device_types[0], chosen, 2, "bf16")
+        parts = [op for op in EXPERIMENT.model.layers[-3].operators if op.name in names]
+        added_s = device_phases(parts, rank, EXPERIMENT.constants).forward_s
+        block = after[1, 4] - after[1, 3] - (before[1, 4] - before[1, 3])
+        assert block == pytest.approx(added_s if kind == "none" else 0.0, abs=1e-12)
+
+
+def test_what_is_recomputed_anyway_is_not_kept() -> None:
+    """Copies of tokens: their clamped inputs, twice as wide, and the second product's input."""
+    figures = "clamped_activation: true, num_experts: 8"
+    given = experiment_from(MOE.replace("num_experts: 8", figures))
+    layer = given.model.layers[-3]
+    rank = Rank.of(given.cluster.device_types[0], StageOptions(tp=1, dp=8), 2, "bf16")
+    kept = [
+        LayerMemory(
+            model=given.model,
+            rank=rank,
+            traits=replace(
+                given.traits, recomputes_norms=norms, recomputes_expert_activations=acts
+            ),
+        ).kept_bytes(layer, "none")
+        for norms, acts in ((False, False), (False, True), (True, False))
+    ]
+    tokens = 2 * 256
+    assert kept[0] - kept[1] == 2 * tokens * 2 * 3 * 768
+    streams = 3  # inputs of queries, keys and values, of the router, and of the shared expert
+    assert kept[0] - kept[2] == 2 * tokens * streams * 512
 
 
 def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
@@ -161,12 +231,13 @@ def test_an_all_to_all_takes_what_leaves_the_busiest_node(groups: list[list[int]
 
 @pytest.mark.parametrize("copies", [2, 8])
 def test_a_token_crosses_the_network_once_for_all_its_experts_of_a_node(copies: int) -> None:
-    """Over two nodes hardly more than one copy of a token leaves its own."""
+    """Over two nodes hardly more than one copy of a token leaves its own; a rank gets one."""
     topology = CostModel(experiment=EXPERIMENT).topology
     every, once = (topology.exchange([list(range(8))], number) for number in (1, copies))
     assert once.bytes_per_s / every.bytes_per_s == pytest.approx(copies / 2 / (1 - 0.5**copies))
-    inside = [topology.exchange([[0, 1, 2, 3]], number) for number in (1, copies)]
-    assert inside[0] == inside[1]
+    every, once = (topology.exchange([[0, 1, 2, 3]], number) for number in (1, copies))
+    ranks = 4 * (1 - 0.75**copies)
+    assert once.bytes_per_s / every.bytes_per_s == pytest.approx(copies / ranks)
 
 
 def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
@@ -224,7 +295,7 @@ def test_a_device_waits_for_the_launches_behind_the_wait_of_its_host() -> None:
 
 
 def test_all_to_alls_beside_another_micro_batch_show_what_its_passes_do_not_hide() -> None:
-    """Forward and backward pass of one layer take as long as the longer of work and exchanges."""
+    """Both passes of a layer take as long as the longer of work and exchanges, which slow it."""
     near = CostModel(experiment=EXPERIMENT).topology.exchange([[0, 1, 2, 3]])
     idle = replace(near, bytes_per_s=float("inf"), step_s=0.0, exchange=None)
     start = 2 * start_s(EXPERIMENT.constants, EXPERIMENT.traits)
@@ -236,7 +307,8 @@ def test_all_to_alls_beside_another_micro_batch_show_what_its_passes_do_not_hide
         path = replace(idle, bytes_per_s=4 * num_bytes / (both_s - 2 * start))
         assert sum(moe_layer_s(1e-7, path, waits=None)) == pytest.approx(work_s + both_s)
         beside_s.append(sum(moe_layer_s(1e-7, path, waits=None, overlaps=True)))
-    assert beside_s[0] == pytest.approx(work_s)
+    taken = 24 / EXPERIMENT.cluster.device_types[0].num_multiprocessors
+    assert beside_s[0] == pytest.approx(work_s * (1 + 0.5 * taken))
     assert 2 * work_s <= beside_s[1] < 2.2 * work_s  # nothing runs beside additions of gradients
     assert beside_s[2] - beside_s[1] == pytest.approx(work_s)
 
@@ -400,3 +472,56 @@ def test_a_degree_that_does_not_divide_the_experts_is_refused() -> None:
     assert str(result.reason) == "ep does not divide the experts: ep 4, num_experts 6"
     with pytest.raises(ValueError, match=r"ep x etp divides the ranks of a stage, found ep 3 x et"):
         StageOptions(tp=1, dp=8, ep=3)
+
+
+def test_a_module_for_one_more_token_is_a_block_with_a_projection_and_a_loss() -> None:
+    text = MOE.replace("num_experts: 8", "mtp_layers: 1, num_experts: 8")
+    plain, longer = (experiment_from(given).model for given in (MOE, text))
+    assert [layer.name for layer in longer.layers[-4:]] == [
+        "moe-block",
+        "mtp",
+        "final-norm",
+        "head",
+    ]
+    block, module, head = longer.layers[-4], longer.layers[-3], longer.layers[-1]
+    assert module.kind == "block"
+    assert module.logits == head.logits
+    added = longer.num_parameters - plain.num_parameters
+    assert added == block.num_parameters + 2 * 512 * 512 + 3 * 512
+    flops = [sum(op.flops for op in layer.gemms) for layer in (module, block, head)]
+    assert flops[0] == flops[1] + flops[2] + 2 * 256 * 2 * 512 * 512
+    assert not longer.shape.is_trained
+    model = CostModel(experiment=experiment_from(text))
+    spread = model.time_tables.rank_model(1, 8, 1).layers[-3]
+    experts = next(op for op in spread.gemms if op.is_expert)
+    assert experts.batch == 1
+
+
+def test_a_compiled_loop_launches_a_kernel_for_each_expert() -> None:
+    """Of the host's time: four experts of a rank, two products of each, two more backward."""
+    gap = EXPERIMENT.constants.kernel_gap_s
+    seconds = []
+    for streams in (0, 4):
+        traits = replace(EXPERIMENT.traits, expert_streams=streams)
+        constants = replace(EXPERIMENT.constants, host_s_per_kernel=1e-3)
+        model = CostModel(experiment=replace(EXPERIMENT, traits=traits, constants=constants))
+        options = StageOptions(tp=1, dp=8, ep=2)
+        table, _ = model.time_tables.table((0,), NO_RING, options, 2, NO_RING)
+        seconds.append(table[:2, 3] - table[:2, 2])
+    assert (seconds[1] - seconds[0]).tolist() == pytest.approx([8 * gap, 16 * gap])
+
+
+def test_recomputed_operators_are_names_of_operators() -> None:
+    figures = "clamped_activation: true, num_experts: 8"
+    latent = (
+        "head_size: 64, key_value_rank: 64, query_rank: 96, rotary_head_size: 32, "
+        f"value_head_size: 64, {figures}"
+    )
+    names = {
+        op.name
+        for text in (figures, latent)
+        for layer in experiment_from(MOE.replace("num_experts: 8", text)).model.layers
+        for op in layer.operators
+    }
+    parts = [part for pair in RECOMPUTED.values() for part in pair]
+    assert {name for part in parts for name in part} <= names

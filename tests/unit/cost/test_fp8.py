@@ -83,6 +83,22 @@ def test_rows_of_experts_are_padded_for_8_bit_floats() -> None:
         assert copied.backward_s - plain.backward_s == pytest.approx(added_s)
 
 
+def test_operands_are_read_once_more_for_one_scale_each() -> None:
+    """Norms find the scale of the input that they write, so that only gradients are read again."""
+    alone, after_norm = (
+        Gemm(name="product", rows=100, columns=32, inner=64, all_reduce=direction)
+        for direction in ("none", "backward")
+    )
+    reads, constants = replace(rank("fp8"), reads_for_scales=True), Constants()
+    bytes_per_s = 3350e9 * constants.memory_efficiency
+    for product, width in ((alone, 64), (after_norm, 0)):
+        once, twice = (gemm_phases(product, each, constants) for each in (rank("fp8"), reads))
+        added_s = twice.forward_s - once.forward_s
+        assert added_s == pytest.approx(100 * width * 2 / bytes_per_s, abs=1e-15)
+        added_s = twice.backward_s - once.backward_s
+        assert added_s == pytest.approx(100 * 32 * 2 / bytes_per_s)
+
+
 def test_a_narrow_product_may_lose(experiment: Experiment) -> None:
     thin = Gemm(name="thin", rows=8192, columns=64, inner=4096)
     slow, fast = (gemm_phases(thin, rank(name), Constants()) for name in ("fp8", "bf16"))

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from amp_ray.clusters.device import find_device
-from amp_ray.cost.step_end import exposed_s, taken_share
+from amp_ray.cost.collective import taken_share
+from amp_ray.cost.step_end import exposed_s
 
 NOTHING = np.zeros(3)
 PASSES = np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])

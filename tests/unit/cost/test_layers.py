@@ -13,6 +13,7 @@ from amp_ray.cost.layers import (
     Measured,
     interpolate,
     layer_anchors,
+    slowest_wait_s,
 )
 from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.inputs.profile import ANALYTIC, Anchor, Profile
@@ -79,6 +80,21 @@ def test_only_blocks_are_computed_again(
     assert times(head, rank, recompute="full") == (1.0, 2.0, 0.0)
 
 
+def test_a_pass_takes_at_least_as_long_as_its_share_of_the_transfers_to_the_host(
+    costs: LayerCosts, rank: Rank, block: Layer, model: Model
+) -> None:
+    (work,) = block.elementwise
+    heavy = replace(block, operators=(replace(work, saved_elements=3000.0),))
+    offloads = replace(
+        costs,
+        model=replace(model, layers=(heavy,) * 4),
+        traits=replace(costs.traits, offloaded_blocks=2),
+    )
+    for rate, expected in ((1e30, (1.0, 2.0)), (2000.0, (1.5, 2.0)), (1000.0, (3.0, 3.0))):
+        device = replace(rank.device, host_bytes_per_s=rate)
+        assert times(offloads, replace(rank, device=device))[:2] == expected
+
+
 def test_doubled_forward_pass_talks_twice_too(
     talking: LayerCosts, rank: Rank, traits: RuntimeTraits
 ) -> None:
@@ -99,8 +115,11 @@ def test_backward_all_reduce_hides_behind_the_weight_gradient_where_the_runtime_
     # weight gradient: 10 x 10 by 10 x 5: 100 + 50 read, 50 written, 2 bytes each at 1000 B/s
     assert times(plain, two, RING)[2] == pytest.approx(2.0)
     assert times(overlapping, two, RING)[2] == pytest.approx(2.0 - 0.4)
+    # The product runs beside it on the multiprocessors that the collective leaves: here on half.
     fast = replace(RING, bytes_per_s=1e9)
-    assert times(overlapping, two, fast)[2] == 0.0
+    assert times(overlapping, two, fast)[2] == pytest.approx(0.5 * 2e-7)
+    large = replace(two, device=replace(two.device, num_multiprocessors=96))
+    assert times(overlapping, large, fast)[2] == pytest.approx(0.25 * 2e-7)
 
 
 def test_all_reduces_fill_the_time_in_which_the_device_waits_for_the_host(
@@ -319,6 +338,27 @@ def test_device_and_host_take_turns_where_launches_block(work: LayerWork, rank: 
     assert phases.forward_s == pytest.approx(device.forward_s + work.host_s)
     assert phases.backward_s == pytest.approx(device.backward_s + backward_host_s)
     assert (phases.forward_idle_s, phases.backward_idle_s) == (0.0, 0.0)
+
+
+def test_ranks_wait_for_the_slowest_host_where_launches_block(
+    talking_work: LayerWork, rank: Rank
+) -> None:
+    constants = replace(talking_work.constants, host_s_per_kernel=3.0)
+    traits = replace(talking_work.traits, blocking_launches=True)
+    blocking = replace(talking_work, constants=constants, traits=traits)
+    alone, eight = (blocking.compute(replace(rank, tp=tp)) for tp in (1, 8))
+    wait_s = slowest_wait_s(8, 1, 3.0, 3.0)  # one launch, then an all-reduce
+    assert wait_s > 0
+    assert eight.forward_s == pytest.approx(alone.forward_s + wait_s)
+    assert eight.backward_s == alone.backward_s  # has no all-reduce
+
+
+def test_the_largest_of_random_sums_of_launches_is_as_late_as_stated() -> None:
+    launch_s, num_launches, num_ranks = 1.0, 30, 8
+    launches = np.random.default_rng(0).exponential(launch_s, (4000, num_ranks, num_launches))
+    late_s = launches.sum(axis=2).max(axis=1).mean() - num_launches * launch_s
+    wait_s = slowest_wait_s(num_ranks, 1, num_launches * launch_s, launch_s)
+    assert wait_s == pytest.approx(late_s, rel=0.1)
 
 
 def profile(table: dict[tuple[int, int], list[float]], **settings: object) -> Profile:

@@ -11,7 +11,7 @@ from amp_ray.cost.memory import LayerMemory, MemoryModel, _largest_within
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
-from amp_ray.models.operator import Elementwise
+from amp_ray.models.operator import Elementwise, Gemm
 from amp_ray.runtimes.traits import RuntimeTraits, find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute, RecomputeKind
@@ -283,3 +283,71 @@ def test_stages_one_after_another_start_as_early_as_each_alone(seed: int) -> Non
         alone = part_starts(2, rows, stages[own], stages[own], tied, limits[own])
         assert parts[own].tolist() == alone.tolist()
     assert (whole < np.arange(num_layers + 1)).any()
+
+
+def test_an_unused_gradient_of_each_shape_of_weights_stays(
+    layers: LayerMemory, model: Model, block: Layer
+) -> None:
+    up = Gemm(name="up", rows=1, columns=40, inner=10, shard="columns", bias=40)
+    same, router = replace(up, name="gate"), replace(up, columns=4, keeps_precision=True)
+    activations = replace(up, columns=7, has_weight=False)
+    dense = replace(block, operators=(up, same, router, activations))
+    head = replace(block, kind="head", operators=(replace(up, columns=60),))
+    traits = replace(layers.traits, fused_accumulation=True, unused_gradients=True)
+    of_both = replace(
+        layers,
+        model=replace(model, layers=(dense, dense, head)),
+        rank=replace(layers.rank, tp=2),
+        traits=traits,
+    )
+    assert of_both.unused_gradients_bytes == (2 * 400 / 2, 2 * 600 / 2)
+    unfused = replace(of_both, traits=replace(traits, fused_accumulation=False))
+    assert unfused.unused_gradients_bytes == (0.0, 0.0)
+
+
+def test_unused_gradients_are_kept_where_the_layers_are(peaks: Peaks) -> None:
+    bounds, added = (0, 2, 4), {"unused_bytes": (30.0, 5.0)}
+    plain, more = peaks(bounds), peaks(bounds, fields=added)
+    assert np.subtract(more, plain).tolist() == [30.0, 35.0]
+    assert peaks(bounds, fields=added, degrees={"dp": 2, "zero_stage": 3}) == peaks(
+        bounds, degrees={"dp": 2, "zero_stage": 3}
+    )
+
+
+def test_activations_of_offloaded_blocks_wait_in_the_hosts_memory(
+    layers: LayerMemory, block: Layer, peaks: Peaks
+) -> None:
+    bounds = (0, 4)
+    (kept, less), (most, _) = (
+        peaks(bounds, offloaded_blocks=number) + peaks(bounds, offloaded_blocks=number + 1)
+        for number in (0, 4)
+    )
+    assert kept == less  # one block's are on their way
+    assert kept - most == 3 * layers.kept_bytes(block, "none")
+    offloads = replace(layers.traits, offloaded_blocks=2)
+    assert offloads.why_no_grid(1, 1) is None
+    assert "without a pipeline" in (offloads.why_no_grid(1, 2) or "")
+
+
+def test_inputs_of_divided_experts_stay_whole_where_tokens_are_divided(
+    layers: LayerMemory, block: Layer
+) -> None:
+    first = Gemm(
+        name="experts-in", rows=1, columns=10, inner=30, saved_elements=40.0, is_expert=True
+    )
+    divided = replace(layers, rank=replace(layers.rank, tp=2, sequence_parallel=True))
+    for sharded, kept in ((False, 80.0), (True, 40.0)):
+        operators = (replace(first, saved_sharded=sharded),)
+        assert divided.kept_bytes(replace(block, operators=operators), "none") == kept
+
+
+def test_single_precision_shards_are_weights_where_they_are_rounded_when_gathered(
+    layers: LayerMemory, constants: Constants
+) -> None:
+    traits = replace(
+        layers.traits, rounds_gathered=True, frees_gradients=True, accumulates_fp16_in_fp32=True
+    )
+    rounds = replace(layers, traits=replace(traits, master_bytes_per_parameter=4.0))
+    memory = memory_of(rounds, constants, dp=4, zero_stage=3)
+    bytes_of = {part: memory.only(part).peak(0, 0, 4) for part in ("weights", "gradients")}
+    assert bytes_of == {"weights": 400.0, "gradients": 400.0}

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from amp_ray.clusters.constants import Constants
@@ -9,11 +10,13 @@ from amp_ray.cost.roofline import (
     Rank,
     device_phases,
     elementwise_phases,
+    expected_tiles,
     gemm_phases,
     gemm_s,
     stream_s,
 )
 from amp_ray.models.operator import Elementwise, Gemm
+from amp_ray.units import Precision
 
 TILE_FLOPS = 2.0 * 128 * 256 * 1000
 """One full tile over an inner dimension of 1000: 1 s on the fast device below."""
@@ -250,3 +253,25 @@ def test_small_tiles_off_tensor_cores_are_bound_by_their_operands_alone(
     slow = replace(rank, device=device)
     narrow = Gemm(name="context", rows=32, columns=4, inner=1000, has_weight=False)
     assert gemm_phases(narrow, slow, constants).forward_s == pytest.approx(1 / 32 / 0.3)
+
+
+def test_random_rows_fill_half_of_their_last_tile_on_average() -> None:
+    draws = np.random.default_rng(0).poisson([[60], [700], [1024], [5000]], (4, 20_000))
+    for counts, mean in zip(draws, (60, 700, 1024, 5000), strict=True):
+        assert expected_tiles(mean, 128) == pytest.approx(np.ceil(counts / 128).mean(), rel=0.01)
+    assert expected_tiles(1e6, 128) == pytest.approx(1e6 / 128 + 0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "casts"), [("bf16", 0), ("fp8", 8)])
+def test_products_of_experts_run_in_streams_a_kernel_for_each(
+    precision: Precision, casts: int
+) -> None:
+    """Eight experts in four streams: two kernels after each other; casts of all in one stream."""
+    expert = Gemm(name="experts-in", rows=128, columns=256, inner=64, batch=8, is_expert=True)
+    constants = Constants(kernel_gap_s=1.0)
+    alone = Rank(device=find_device("H100"), tp=1, micro_batch_size=1, precision=precision)
+    grouped, streams = (
+        gemm_phases(expert, replace(alone, expert_streams=number), constants) for number in (0, 4)
+    )
+    assert streams.forward_s - grouped.forward_s == pytest.approx(1 + casts)
+    assert streams.backward_s - grouped.backward_s == pytest.approx(2 + casts)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.device import find_device
-from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s
+from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, taken_share
 from amp_ray.cost.layers import LayerAnchors, LayerWork
 from amp_ray.cost.memory import LayerMemory
 from amp_ray.cost.model import CostModel, StageCosts
@@ -78,10 +78,12 @@ def test_an_all_reduce_becomes_a_scatter_and_a_gather() -> None:
 
 def test_gradients_hide_what_their_products_can_hide() -> None:
     slow = Phases(forward_s=1.0, backward_s=9.0, weight_gradient_s=4.0, input_gradient_s=4.0)
+    taken = taken_share(WHOLE.device)  # of the multiprocessors, which those products lack
     forward_s, backward_s = talk_s(DIVIDED, slow, overlaps=True)
-    assert backward_s == pytest.approx(forward_s / 2)  # of products divided by rows
-    _, whole_s = talk_s(WHOLE, slow, overlaps=True)
-    assert whole_s == 0.0
+    # Of products divided by rows, and of four that overlap, as many as in a forward pass.
+    assert backward_s == pytest.approx(forward_s / 2 + taken * forward_s)
+    reduces_s, whole_s = talk_s(WHOLE, slow, overlaps=True)
+    assert whole_s == pytest.approx(taken * reduces_s)
 
 
 def test_ranks_divide_what_tensor_parallelism_leaves_whole() -> None:

@@ -266,3 +266,28 @@ def test_every_bucket_of_gradients_has_a_start_and_a_latency(
         end(FAR, fields=slow, bucket_elements=size).gradient_sync_s for size in (1e12, 100.0)
     )
     assert five - once == pytest.approx(4.0)
+
+
+def test_sharded_gradients_may_be_reduced_at_once_after_the_passes(
+    step_end: StepEndModel, end: End
+) -> None:
+    slow = {"constants": replace(step_end.constants, collective_start_s=1.0)}
+    traits = {"overlaps_gradient_sync": True, "bucket_elements": 100.0}
+    beside, at_once = (
+        end(FAR, zero=Zero(stage=1), fields=slow, reduces_sharded_at_once=flag, **traits)
+        for flag in (False, True)
+    )
+    after = end(FAR, zero=Zero(stage=1), fields=slow, bucket_elements=1e12)
+    assert at_once.gradient_sync_s == pytest.approx(after.gradient_sync_s)
+    assert beside.gradient_sync_s < at_once.gradient_sync_s
+    whole = (end(FAR, reduces_sharded_at_once=flag, **traits) for flag in (False, True))
+    assert len(set(whole)) == 1  # without ZeRO there is no difference
+
+
+def test_the_host_copies_every_slice_of_gathered_weights(end: End) -> None:
+    zero = Zero(stage=1)
+    plain, sliced = (end(FAR, zero=zero, gather_slice_s=each) for each in (0.0, 0.5))
+    # four layers of one weight, each in two slices
+    assert sliced.gradient_sync_s == pytest.approx(plain.gradient_sync_s + 4 * 2 * 0.5)
+    assert sliced.optimizer_s == plain.optimizer_s
+    assert end(FAR, gather_slice_s=0.5) == end(FAR)

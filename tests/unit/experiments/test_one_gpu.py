@@ -152,8 +152,7 @@ def test_states_have_the_predicted_bytes(bench: Bench, options: dict[str, Any]) 
         width = 4 if setting.precision else 2
         assert counted["weights"] == width * PARAMETERS
         assert counted["gradients"] == 4 * PARAMETERS
-    # The prediction has a half-precision gradient beside the sum, which the program drops at once.
-    assert counted["gradients"] <= predicted["gradients"]
+    assert counted["gradients"] == predicted["gradients"]
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
@@ -161,9 +160,11 @@ def test_emulated_ranks_hold_a_shard_of_the_weights(bench: Bench, zero_stage: in
     setting = Setting(model="tiny", figures=TINY, num_layers=2, zero_stage=zero_stage, dp=8)
     (row,) = measure_step(bench, setting)
     check([row])
-    # Single-precision weights and two moments, of which the prediction counts all three here.
-    assert sum(row.detail["counted"].values()) == 12 * PARAMETERS / 8
-    assert row.detail["predicted_parts"]["optimizer"] == 12 * PARAMETERS / 8
+    # Single-precision weights and two moments. With stage 2 weights are gathered, too, and those in
+    # single precision are states of the optimizer.
+    predicted = row.detail["predicted_parts"]
+    shards = predicted["optimizer"] + (predicted["weights"] if zero_stage == 3 else 0.0)
+    assert sum(row.detail["counted"].values()) == shards == 12 * PARAMETERS / 8
 
 
 def test_a_precision_that_the_board_lacks_is_named(bench: Bench) -> None:
@@ -215,17 +216,19 @@ def test_twelve_layers_are_chosen_at_four_degrees() -> None:
     assert tasks[2].startswith("step of llama-2-7b")
 
 
-def test_what_the_time_is_too_short_for_is_named() -> None:
+def test_what_the_time_is_too_short_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     kept = list[tuple[int, list[str]]]()
     row = Row(part="layer", what="a", measured=1.0, predicted=1.5)
 
     def slow() -> list[Row]:
-        time.sleep(0.05)
+        now[0] += 5.0
         return [row]
 
     one_gpu.run(
         [("a", slow), ("b", slow), ("c", slow)],
-        0.01,
+        1.0,
         lambda rows, left_out: kept.append((len(rows), list(left_out))),
     )
     assert kept == [(1, ["b", "c"])]

@@ -374,3 +374,14 @@ def test_more_blocks_than_a_model_has_are_refused() -> None:
     many = BODY.model_copy(update={"repeat": 10_000})
     with pytest.raises(ValueError, match="blocks are 10001 blocks; expected at most 10000"):
         listed(family="blocks", blocks=[STEM, many])
+
+
+def test_activations_of_experts_are_kept_twice_where_a_kernel_weighs_them() -> None:
+    shape = replace(GPT2, num_experts=2, experts_per_token=1, expert_feed_forward_size=32)
+    once, twice = (
+        built(shape, kernels=Kernels(weighs_activations=weighs))
+        .layers[1]
+        .saved_bytes(tp=1, bytes_per_element=2)
+        for weighs in (False, True)
+    )
+    assert twice - once == 2 * GPT2.sequence_length * 32

@@ -315,10 +315,6 @@ def meet(barrier: threading.Barrier) -> None:
     barrier.wait(HANG_GUARD_S)
 
 
-def wait_for(event: threading.Event) -> None:
-    event.wait(HANG_GUARD_S)
-
-
 def test_things_are_done_at_the_same_time() -> None:
     barrier = threading.Barrier(3)
     at_once([partial(meet, barrier)] * 3, HANG_GUARD_S)
@@ -326,13 +322,16 @@ def test_things_are_done_at_the_same_time() -> None:
 
 
 def test_one_that_is_late_is_left_to_itself() -> None:
-    never = threading.Event()
-    start = time.monotonic()
-    done: list[int] = []
-    at_once([lambda: done.append(1), partial(wait_for, never)], 1.0)
-    never.set()
-    assert done == [1]
-    assert time.monotonic() - start < HANG_GUARD_S
+    quick, go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        go.wait(HANG_GUARD_S)
+        ended.set()
+
+    at_once([quick.set, wait], 0.1)
+    assert not ended.is_set()
+    assert quick.wait(HANG_GUARD_S)
+    go.set()
 
 
 def test_a_mistake_of_ours_is_not_swallowed() -> None:
@@ -371,7 +370,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_peer_is_reached(start: Start) -> None:
-    answer = start().ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
+    answer = start().ask("reach", HANG_GUARD_S, peers=[], limit_s=600)
     assert answer["peers"] == []
 
 
@@ -395,7 +394,7 @@ def test_the_last_words_of_an_interpreter_that_fails_are_told(start: Start, tmp_
     probe = start(LocalHost("a", python=str(script)))
     for _ in range(2):
         with pytest.raises(HostError, match="a: cannot do that"):
-            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
+            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=600)
 
 
 def test_too_old_a_python_says_so_to_whatever_is_asked(
@@ -425,11 +424,10 @@ def test_what_the_probe_started_ends_with_it(start: Start, tmp_path: Path) -> No
 
 def test_a_probe_that_nobody_closes_ends_by_itself(start: Start) -> None:
     probe = start(limit_s=0.5)
-    probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
 
     def ask_on() -> Never:
         while True:
-            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
+            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=600)
             time.sleep(0.05)
 
     with pytest.raises(HostError, match="the connection ended"):
@@ -467,5 +465,5 @@ def question(python: str, base: Path) -> dict[str, object]:
         "environment": {},
         "script": "",
         "num_peers": 0,
-        "limit_s": 30,
+        "limit_s": 600,
     }

@@ -20,6 +20,7 @@ from amp_ray.trials.outcome import Crashed, Measured, Unreachable
 from support.scripted_host import (
     DONE,
     EXIT,
+    IMPATIENT,
     SETTINGS,
     Script,
     ScriptedChannel,
@@ -141,15 +142,19 @@ def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
     assert "rank 0 says what cannot be used: no figure" in outcome.reason
 
 
-def test_hosts_are_not_lost_because_this_machine_is_late(tmp_path: Path) -> None:
+def test_hosts_are_not_lost_because_this_machine_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     event = {"kind": "said", "rank": 0, "data": {"event": "step"}}
     host = ScriptedHost("a", at_the_job([event]))
+    late_s, clock = [0.0], time.monotonic
 
     def listen(_event: object) -> None:
-        time.sleep(1.5 * SETTINGS.lease_s)
+        late_s[0] += 1.5 * SETTINGS.lease_s
 
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late_s[0])
     with Launcher([host], SETTINGS, listener=listen) as launcher:
-        outcome = launcher.run(launch_on("a"), tmp_path / "t")
+        outcome = launcher.run(launch_on("a", timeout_s=3 * SETTINGS.lease_s), tmp_path / "t")
     assert isinstance(outcome, Measured), outcome
 
 
@@ -341,7 +346,8 @@ def test_a_host_that_stops_reading_is_lost_and_keeps_no_other_waiting(
     deaf = DeafHost("a", at_the_job([]), word)
     start = time.monotonic()
     files = {"program": os.urandom(1 << 20)}
-    outcome = run_on(tmp_path, deaf, ScriptedHost("b", well_behaved), files=files)
+    other = ScriptedHost("b", well_behaved)
+    outcome = run_on(tmp_path, deaf, other, files=files, settings=IMPATIENT)
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == "a"
     assert time.monotonic() - start < 60.0

@@ -12,7 +12,7 @@ from amp_ray.search.space import candidates_of
 from amp_ray.tuner.state import TunerSettings, begin
 from support.worlds import WORLDS, Study, TablePredictor, play_world
 
-SEEDS = range(6)
+SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,8 @@ def test_one_existing_identity_of_the_configuration_is_enough(tmp_path: Path) ->
     assert route.identities == (str(key),)
 
 
-SETTINGS = SshSettings(known_hosts="/no/such/file", config=None, user="ada", connect_timeout_s=2.0)
+NO_SERVER = "what answers there is no SSH server"
+IMPATIENT_S, PATIENT_S = 2.0, 600.0
 
 
 def speak_http(client: socket.socket) -> None:
@@ -101,27 +102,31 @@ def serve() -> Iterator[Callable[[Callable[[socket.socket], object]], str]]:
 
 
 @pytest.mark.parametrize(
-    ("work", "words"),
+    ("work", "limit_s", "words"),
     [
-        (lambda _client: None, "what answers there is no SSH server"),
-        (speak_http, "what answers there is no SSH server"),
-        (flood_lines, "what answers there is no SSH server"),
-        (flood, "no SSH server's greeting within 2.0 s"),
-        (be_silent, "no SSH server's greeting within 2.0 s"),
-        (lambda client: client.sendall(b"SSH-2.0-x\r\n" + bytes(range(256)) * 100), ""),
-        (lambda client: client.sendall(b"SSH-1.0-x\r\n"), "Incompatible version"),
-        (lambda client: client.sendall(b"\xff\xfe\r\n" * 9), "what answers there is no SSH server"),
+        (lambda _client: None, PATIENT_S, NO_SERVER),
+        (speak_http, PATIENT_S, NO_SERVER),
+        (flood_lines, PATIENT_S, NO_SERVER),
+        (flood, IMPATIENT_S, "no SSH server's greeting within 2.0 s"),
+        (be_silent, IMPATIENT_S, "no SSH server's greeting within 2.0 s"),
+        (lambda client: client.sendall(b"SSH-2.0-x\r\n" + bytes(range(256)) * 100), PATIENT_S, ""),
+        (lambda client: client.sendall(b"SSH-1.0-x\r\n"), PATIENT_S, "Incompatible version"),
+        (lambda client: client.sendall(b"\xff\xfe\r\n" * 9), PATIENT_S, NO_SERVER),
     ],
 )
 def test_what_is_no_ssh_server_is_one_line_and_no_traceback(
     serve: Callable[[Callable[[socket.socket], object]], str],
     capfd: pytest.CaptureFixture[str],
     work: Callable[[socket.socket], object],
+    limit_s: float,
     words: str,
 ) -> None:
     name = serve(work)
+    settings = SshSettings(
+        known_hosts="/no/such/file", config=None, user="ada", connect_timeout_s=limit_s
+    )
     with pytest.raises(HostError) as caught:
-        SshHost(name, SETTINGS).connect()
+        SshHost(name, settings).connect()
     text = str(caught.value)
     assert text.startswith("ada@[127.0.0.1]:")
     assert words in text

@@ -35,11 +35,11 @@ def test_none_of_many_hosts_is_taken_for_lost(tmp_path: Path) -> None:
     hosts = [ScriptedHost(f"h{number}", measuring) for number in range(NUM_HOSTS)]
     commands = rank_commands(["run"], [(host.name, 0) for host in hosts])
     launch = Launch(
-        trial_id="t", commands=commands, files={"x": bytes(2**20)}, environment={}, timeout_s=300.0
+        trial_id="t", commands=commands, files={"x": bytes(2**20)}, environment={}, timeout_s=600.0
     )
     before = peak_bytes()
     # Scripted hosts give no sign of life: the lease is longer than the trial on any machine.
-    with Launcher(hosts, AgentSettings(lease_s=120.0)) as launcher:
+    with Launcher(hosts, AgentSettings(lease_s=600.0)) as launcher:
         outcome = launcher.run(launch, tmp_path / "t")
     assert isinstance(outcome, Measured), outcome
     assert [host.num_agents for host in hosts] == [1] * NUM_HOSTS

@@ -200,7 +200,7 @@ def run(repository: Path, folder: Path, program: str) -> subprocess.CompletedPro
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
 
 

@@ -59,7 +59,7 @@ def test_running_it_again_asks_for_them(folder: Path, *, is_set: bool) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     if is_set:
         assert (ended.returncode, ended.stdout) == (0, "given it's\n")

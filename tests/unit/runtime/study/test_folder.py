@@ -187,7 +187,7 @@ def test_a_file_system_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     shell = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" -c "$3" "$1" "$4"'
     command = ["sh", "-c", shell, "sh", str(tmp_path), sys.executable, READ_ONLY, repr(HEADER)]
     ended = subprocess.run(
-        [*own_mounts, *command], capture_output=True, text=True, check=True, timeout=60
+        [*own_mounts, *command], capture_output=True, text=True, check=True, timeout=600
     )
     lines = ended.stdout.splitlines()
     assert len(lines) == 3

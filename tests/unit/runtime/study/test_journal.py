@@ -390,7 +390,7 @@ def test_interruptions_at_any_instant_leave_a_whole_journal(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     told, last = map(int, ended.stdout.split())
     contents = read_journal(path)
@@ -439,7 +439,7 @@ def test_two_processes_that_write_at_once_lose_no_record_in_silence(tmp_path: Pa
     for writer in writers:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "open\n"
-    outputs = [writer.communicate("go\n", timeout=120)[0] for writer in writers]
+    outputs = [writer.communicate("go\n", timeout=600)[0] for writer in writers]
     confirmed = sum(len(output.splitlines()) for output in outputs)
     assert confirmed
     try:
@@ -485,7 +485,7 @@ def test_a_real_limit_of_size_leaves_a_journal_that_loads(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=600,
     )
     error, state = ended.stdout.splitlines()
     assert "File too large" in error

@@ -111,7 +111,7 @@ def test_a_child_that_a_driver_started_does_not_keep_its_lock(tmp_path: Path) ->
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with locked(tmp_path):
         pass
-    child.communicate(b"\n", timeout=60)
+    child.communicate(b"\n", timeout=600)
 
 
 def test_a_lock_holds_and_breaks_across_containers_of_one_machine(tmp_path: Path) -> None:

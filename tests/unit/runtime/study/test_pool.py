@@ -21,7 +21,7 @@ from amp_ray.trials.outcome import Outcome, Unreachable
 from support.driving import PLAIN_STRATEGY, task_of
 from support.replaying import crashed, measured
 
-GUARD_S = 60.0
+GUARD_S = 600.0
 
 ERRORS: dict[str, Exception] = {}
 """What goes wrong, by the trial's id."""
@@ -209,7 +209,11 @@ def test_closing_waits_for_nothing_that_does_not_end(
     pool: RunnerPool, runners: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "CLOSE_TIMEOUT_S", 0.5)
+    before = threading.enumerate()
     pool.start(task("any"), 0)
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(GUARD_S)
     pool.start(task("deaf"), 1)
     pool.close()
     assert [finished.group for finished in pool.wait(0.0)] == [0]

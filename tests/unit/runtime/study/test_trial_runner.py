@@ -13,16 +13,14 @@ import pytest
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment, OwnProgram
 from amp_ray.runtime.hosts.host import host_groups
-from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Unreachable
 from support.driving import task_of
 from support.experiments import small_experiment
-from support.scripted_host import Message, ScriptedHost, file_messages, well_behaved
+from support.scripted_host import SETTINGS, Message, ScriptedHost, file_messages, well_behaved
 
-SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
 CANDIDATE = Candidate(
     micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
 )

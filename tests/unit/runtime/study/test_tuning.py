@@ -297,7 +297,7 @@ def test_a_driver_that_was_killed_is_named_and_nothing_is_lost(
     replayed: Make, tmp_path: Path
 ) -> None:
     tuning = replayed()
-    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=600)
     assert ended.returncode == -signal.SIGKILL
     result, lines = run(tuning, tmp_path / "study", resume=True)
     assert lines[0].startswith("the study was driven by process ")

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def request_(tmp_path: Path) -> dict[str, Any]:
         "environment": {},
         "script": software_script(),
         "num_peers": 2,
-        "limit_s": 30,
+        "limit_s": 600,
     }
 
 
@@ -71,12 +71,22 @@ def test_one_part_that_fails_hides_no_other(
 def test_a_part_that_takes_too_long_is_left_out(
     request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ended = threading.Event()
+
     def wait(_base: str | None) -> dict[str, Any]:
-        time.sleep(5)
+        ended.wait(600)
         return {}
 
+    def join(thread: threading.Thread, _timeout_s: float) -> None:
+        """Wait for a part that has an end, however late it is."""
+        if thread.name != "disk":
+            real_join(thread)
+
+    real_join = threading.Thread.join
     monkeypatch.setattr(probe, "disk", wait)
+    monkeypatch.setattr(threading.Thread, "join", join)
     facts = probe.gather({**request_, "limit_s": 1.5})
+    ended.set()
     assert facts["disk"] == {"problem": "not found within 1.5 s"}
     assert facts["identity"]["uid"] == os.getuid()
 
@@ -96,12 +106,12 @@ def test_peers_reach_what_listens_and_not_what_is_gone(request_: dict[str, Any])
         {"name": "there", "address": "127.0.0.1", "port": facts["port"]},
         {"name": "gone", "address": "127.0.0.1", "port": port},
     ]
-    reached = probe.reach({"peers": peers, "limit_s": 5})["peers"]
+    reached = probe.reach({"peers": peers, "limit_s": 600})["peers"]
     assert reached == [
         {"name": "there", "problem": None},
         {"name": "gone", "problem": "Connection refused"},
     ]
-    assert probe.reach({"peers": [], "limit_s": 5}) == {"peers": []}
+    assert probe.reach({"peers": [], "limit_s": 600}) == {"peers": []}
 
 
 def test_an_interpreter_that_is_not_there_is_told(request_: dict[str, Any]) -> None:

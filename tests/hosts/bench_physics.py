@@ -1,5 +1,6 @@
 """Real training on test hosts shows the cost of links and slow hosts; the cost model agrees.
 
+``make physics`` runs it: a machine with other work, or with slower cores, measures other ratios.
 Trials that are compared alternate, so that other work on the machine affects all of them alike, and
 medians over trials are compared. ``pytest -rP`` shows the measurements.
 """
