@@ -136,8 +136,9 @@ class SpacePlanner:
         if self.refuse(candidate) is not None:
             return math.inf
         bounds = self._grid_bounds(self.cost_model.samples_of(candidate.options))
-        if candidate.options.cp > 1:
-            candidate = replace(candidate, options=without_context(candidate.options))
+        options = without_context(candidate.options)
+        if options is not candidate.options:
+            candidate = replace(candidate, options=options)
         least_s = bounds.least_s(candidate, limit_s)
         if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
             return least_s
