@@ -386,7 +386,7 @@ def _apart(
     finals: tuple[int, ...],
 ) -> Edges:
     """Add a copy of every choice that may be the first stage, which leads to one final state."""
-    end = int(ends[1].max()) + 1
+    end = int(ends[1].max(initial=0)) + 1
     first = np.flatnonzero(np.isin(ends[1], finals))
     return (
         np.concatenate((choice, choice[first])),
