@@ -318,23 +318,33 @@ class CostModel(SampleCosts):
     def may_take(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> bool:
         """Return False only if an iteration certainly exceeds a limit, without a full estimate.
 
+        Arguments as for `least_s`; times that differ from the limit by rounding are within it.
+        """
+        return self.least_s(costs, bounds, limit_s) <= limit_s
+
+    def least_s(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> float:
+        """Return a lower bound on the seconds of an iteration, 0 for interleaved stages.
+
         Args:
             costs: Costs of the stages, for whole micro-batches.
             bounds: Their cuts.
-            limit_s: Seconds of an iteration; times that differ from it by rounding count as within.
+            limit_s: A bound above this limit need not be tight.
         """
         if costs.stages.is_interleaved:
-            return True
-        limit_s = limit_s * (1 + ROUNDING) - self.experiment.constants.host_s_per_iteration
+            return 0.0
         passes_s, sends_s = self._whole_passes(costs, bounds)
         num_steps, traits = costs.stages.num_micro_batches, self.experiment.traits
-        if num_steps * float((passes_s[0] + passes_s[1]).max()) > limit_s:
-            return False
+        other_s = self.experiment.constants.host_s_per_iteration
+        least_s = (other_s + num_steps * float((passes_s[0] + passes_s[1]).max())) / (1 + ROUNDING)
+        if least_s > limit_s:
+            return least_s
         pipeline_s = longest_pipeline_s(passes_s, sends_s, costs.stages.pp, num_steps, traits)
-        if pipeline_s > limit_s:
-            return False
+        least_s = (other_s + pipeline_s) / (1 + ROUNDING)
+        if least_s > limit_s:
+            return least_s
         step_end = costs.step_ends.at(bounds)
-        return pipeline_s + step_end.gradient_sync_s + step_end.optimizer_s <= limit_s
+        step_end_s = step_end.gradient_sync_s + step_end.optimizer_s
+        return (other_s + pipeline_s + step_end_s) / (1 + ROUNDING)
 
     def with_columns(self, estimate: Estimate) -> Estimate:
         """Add money, tokens per second, MFU, warnings, and whether the runtime can launch it."""

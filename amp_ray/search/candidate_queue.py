@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -13,7 +13,7 @@ from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import OptionalCandidates, Planner
 from amp_ray.search.ranking import NEAR_FRACTION, SHOWN_SLACK, is_risky, leader_order, speed
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
-from amp_ray.strategies.strategy import candidate_of
+from amp_ray.strategies.strategy import Strategy, candidate_of
 
 ROUGH_S: Final = 0.0
 """Limit under which no bound needs to be tight."""
@@ -101,8 +101,12 @@ class CandidateQueue:
         return self.improved()
 
     def improved(self) -> list[Result]:
-        """Return all results to rank, with faster extra plans and the fastest plans improved."""
-        feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
+        """Return all results to rank, with the fastest plans improved and faster extra plans.
+
+        Extra plans may come from improved ones, and are improved in turn.
+        """
+        results = self._improved(self.results)
+        feasible = [plan for plan in results if isinstance(plan, Estimate) and plan.feasible]
         least = min(map(speed, feasible), default=(math.inf, math.inf))
         least_s = min((plan.iteration_time_s for plan in feasible), default=math.inf)
         extra = [
@@ -110,9 +114,16 @@ class CandidateQueue:
             for plan in self._optional.extra_plans(feasible)
             if speed(plan) < least or plan.iteration_time_s < least_s
         ]
-        results, feasible = [*self.results, *extra], [*feasible, *extra]
         strategies = {plan.strategy for plan in feasible}
-        better: dict[int, Result] = {}
+        return [*results, *self._improved(extra, strategies)]
+
+    def _improved(
+        self, results: Sequence[Result], other: Collection[Strategy] = ()
+    ) -> list[Result]:
+        """Return results with the fastest plans improved, unless that gives another strategy."""
+        feasible = [plan for plan in results if isinstance(plan, Estimate) and plan.feasible]
+        strategies = {*other, *(plan.strategy for plan in feasible)}
+        better: dict[int, list[Result]] = {}
         for plan in fastest_pipelines(feasible, self._effort.max_improved):
             faster = self._optional.improve(plan)
             if (
@@ -121,8 +132,10 @@ class CandidateQueue:
                 and faster.strategy not in strategies
             ):
                 strategies.add(faster.strategy)
-                better[id(plan)] = faster
-        return [better.get(id(plan), plan) for plan in results]
+                # A plan that only gets safer stays too: it may be the fastest
+                stays = speed(plan)[1] < speed(faster)[1]
+                better[id(plan)] = [plan, faster] if stays else [faster]
+        return [row for result in results for row in better.get(id(result), [result])]
 
     def rest(self, results: Mapping[int, Result | ValueError]) -> range:
         """Return the indices of candidates to plan: required ones first, then optional.

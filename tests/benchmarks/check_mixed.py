@@ -1,9 +1,10 @@
 """Compare plans of mixed clusters with those of an annealing oracle; end with 1 if one is beaten.
 
-``check_mixed.py [FIRST LAST [STEPS]]`` draws the clusters FIRST to LAST - 1. The oracle starts from
-the plans of the search and from random strategies, and makes STEPS moves from each. A plan is
-beaten if the oracle's is faster by more than half a percent: the fastest by the fastest, and the
-first row, which is safe if any plan is, by the fastest safe one.
+``check_mixed.py [--busy] [FIRST LAST [STEPS]]`` draws the clusters FIRST to LAST - 1; with
+``--busy``, none of them may have idle devices. The oracle starts from the plans of the search and
+from random strategies, and makes STEPS moves from each. A plan is beaten if the oracle's is faster
+by more than half a percent: the fastest by the fastest, and the first row, which is safe if any
+plan is, by the fastest safe one.
 """
 
 import math
@@ -102,12 +103,12 @@ def _named(plan: Estimate) -> str:
     return f"{head}, ZeRO {strategy.zero}; {'; '.join(stages)}"
 
 
-def main(first: int, last: int, num_steps: int) -> int:
+def main(first: int, last: int, num_steps: int, *, all_busy: bool) -> int:
     """Print a row per cluster; return 1 if the oracle refutes one."""
     refuted = 0
     print("seed  plan s      oracle s    gap %   safe %  search s  oracle s  simulated  cluster")
     for seed in range(first, last):
-        experiment = small_cluster(seed)
+        experiment = small_cluster(seed, all_busy=all_busy)
         row = compare(experiment, seed=seed, num_steps=num_steps, restarts=RESTARTS)
         times = [
             f"{source[False].iteration_time_s:<10.6g}" if False in source else f"{'-':10}"
@@ -137,5 +138,6 @@ def main(first: int, last: int, num_steps: int) -> int:
 
 
 if __name__ == "__main__":
-    FIRST, LAST, NUM_STEPS = (*map(int, sys.argv[1:]), *(0, 60, STEPS)[len(sys.argv) - 1 :])
-    raise SystemExit(main(FIRST, LAST, NUM_STEPS))
+    NUMBERS = [argument for argument in sys.argv[1:] if argument != "--busy"]
+    FIRST, LAST, NUM_STEPS = (*map(int, NUMBERS), *(0, 60, STEPS)[len(NUMBERS) :])
+    raise SystemExit(main(FIRST, LAST, NUM_STEPS, all_busy="--busy" in sys.argv))

@@ -209,6 +209,11 @@ class GroupsProblem:
             final_states=labels.final_states,
         )
 
+    @property
+    def has_plans(self) -> bool:
+        """Whether some choices can be a first stage: all devices may have to work."""
+        return bool(self.steps.final_states)
+
     @cached_property
     def problem(self) -> StepEndProblem:
         """The partition problem."""
@@ -386,7 +391,7 @@ def _apart(
     finals: tuple[int, ...],
 ) -> Edges:
     """Add a copy of every choice that may be the first stage, which leads to one final state."""
-    end = int(ends[1].max()) + 1
+    end = int(ends[1].max(initial=0)) + 1
     first = np.flatnonzero(np.isin(ends[1], finals))
     return (
         np.concatenate((choice, choice[first])),
@@ -425,7 +430,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     Returns:
         The plan; if all are pruned, a lower bound, which may be as low as the upper bound.
     """
-    if not len(problem.steps.choice):  # no choice can be the only stage of the limits
+    if not problem.has_plans:
         return BestGroups(lower_bound_s=math.inf)
     relaxed = solve_with_step_end(
         problem.problem,
@@ -486,6 +491,8 @@ class _Search:
         if not len(chosen):
             return self._prune_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
+        if not joined.has_plans:
+            return self._prune_s()
         pairs, kept = joined.problem, np.arange(len(joined.steps.choice))
         if len(kept) > self.problem.effort.few_neighbours:
             kept = np.flatnonzero(option_values(pairs, self._prune_s()) < math.inf)

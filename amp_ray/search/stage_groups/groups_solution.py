@@ -155,7 +155,7 @@ def _solved(
             )
     roomy = counted if limits.capped else loose
     solution = None
-    if upper_bound_s is None and len(roomy.steps.choice):
+    if upper_bound_s is None and roomy.has_plans:
         solution = without_limits(roomy.problem.problem, roomy.effort)
     plans = () if solution is None else (roomy.strategy(solution.bounds, solution.options),)
     return GroupsSolution(
@@ -237,7 +237,7 @@ class Simulations:
             self.problem, values, limit_s=self._limit_s, most=self.problem.effort.few_neighbours
         )
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
-        if not len(chosen) or not len(joined.steps.choice):
+        if not len(chosen) or not joined.has_plans:
             return  # no plan consists of choices within the limit
         prices = Prices.of(joined)
         index = {choice: place for place, choice in enumerate(chosen.tolist())}

@@ -87,9 +87,11 @@ def moved_plans(
     best = [fastest.best, fastest.safe]
     if fastest.best is not fastest.safe:
         safest = replace(fastest, only_safe=True, best=None, seen=set(), climbed=set(), waiting=[])
-        safest.spare = effort.max_moved_devices
+        safest.spare = fastest.spare + effort.max_moved_devices // 2
         safest.run([*starts, *([fastest.safe] if fastest.safe else [])])
-        best[1] = safest.safe
+        if safest.safe is not None:  # with cuts for all the memory it may be faster than any plan
+            fastest.note(fastest.climb(safest.safe))
+        best = [fastest.best, safest.safe]
     return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in starts]
 
 
@@ -106,6 +108,8 @@ class SimulatedSearch:
     spare: int  # devices of the plans that may still be simulated
     seen: set[object] = field(default_factory=set)  # keys of the layouts, by `Moves.key`
     climbed: set[object] = field(default_factory=set)  # rounded times of plans with moved cuts
+    # Lower bounds of the layouts that were too slow, by `Moves.key`; less memory makes none faster
+    too_slow_s: dict[object, float] = field(default_factory=dict)
     # Plans whose moves are not all tried: time, number of the plan, its moves
     waiting: list[tuple[float, int, Estimate, Iterator[tuple[Layout, int]]]] = field(
         default_factory=list
@@ -115,8 +119,13 @@ class SimulatedSearch:
         """Find the fastest plan that moves reach from the fastest starts."""
         able = sorted(filter(self._counts, starts), key=self._order)
         for start in able[: self.effort.max_moved_starts]:
-            self.seen.add(self.moves.key(layout_of(start.strategy)))
-            self._wait(start)
+            self.note(start)
+            layout = layout_of(start.strategy)
+            key = self.moves.key(layout)
+            self.seen.add(key)
+            # A start may have cuts for less memory than there is
+            recut = self._simulate(key, layout, start.strategy.num_micro_batches, start.strategy)
+            self._wait(start if recut is None else min(start, recut, key=self._order))
         while self.waiting and self.spare > 0:
             _, _, plan, moves = self.waiting[0]
             moved = next(moves, None)
@@ -126,7 +135,7 @@ class SimulatedSearch:
             key = self.moves.key(moved[0])
             if key not in self.seen:
                 self.seen.add(key)
-                estimate = self._simulate(*moved, plan.strategy)
+                estimate = self._simulate(key, *moved, plan.strategy)
                 if estimate is not None:
                     self._wait(estimate)
 
@@ -134,20 +143,27 @@ class SimulatedSearch:
         """Return the sort key of plans that count: rounded time, then the strategy's values."""
         return leader_order(plan)[1:]
 
-    def _wait(self, plan: Estimate) -> None:
-        """Note a plan whose moves are to be tried."""
+    def note(self, plan: Estimate) -> None:
+        """Keep a plan if it is the best one."""
         if self.best is None or self._order(plan) < self._order(self.best):
             self.best = plan
         if not is_risky(plan) and (self.safe is None or self._order(plan) < self._order(self.safe)):
             self.safe = plan
+
+    def _wait(self, plan: Estimate) -> None:
+        """Keep a plan whose moves are to be tried."""
+        self.note(plan)
         moves = self.moves.of(layout_of(plan.strategy))
         self.num_moved += 1
         heappush(self.waiting, (plan.iteration_time_s, self.num_moved, plan, moves))
 
-    def _simulate(self, layout: Layout, num_steps: int, moved: Strategy) -> Estimate | None:
+    def _simulate(
+        self, key: object, layout: Layout, num_steps: int, moved: Strategy
+    ) -> Estimate | None:
         """Return the estimate of a layout with good cuts; None if it is not near the best.
 
         Args:
+            key: The layout's key.
             layout: The stages.
             num_steps: Number of micro-batches.
             moved: The plan that was moved; its cuts are tried too.
@@ -155,6 +171,8 @@ class SimulatedSearch:
         assert self.best is not None
         model, limit_s = self.moves.cost_model, self.best.iteration_time_s
         limit_s *= 1 + self.effort.near_moved_fraction
+        if self.too_slow_s.get(key, 0.0) > limit_s:
+            return None
         self.spare -= self.effort.devices_of_plan + sum(len(use.devices) for use in layout)
         stages = PlacedStages(
             options=[use.options for use in layout],
@@ -165,17 +183,21 @@ class SimulatedSearch:
         costs = model.stage_costs(stages)
         prefix_s, row = costs.times.rows()
         # The slowest stage if all stages had the same share of every layer's time
-        if num_steps / float((1 / prefix_s[row, -1]).sum()) > limit_s:
+        least_s = num_steps / float((1 / prefix_s[row, -1]).sum())
+        if least_s > limit_s:
+            self.too_slow_s[key] = least_s
             return None
         experiment = self.moves.experiment
         scale = safe_memory_fraction(experiment.constants) if self.only_safe else 1.0
         every = [best_bounds(experiment, costs, self.effort, memory_scale=scale)]
         if len(layout) == moved.pp and moved.bounds not in every:
             every.append(moved.bounds)
+        least = {bounds: model.least_s(costs, bounds, limit_s) for bounds in every}
+        near = [bounds for bounds in every if least[bounds] <= limit_s]
+        if not near:
+            self.too_slow_s[key] = min(least.values())
         plans = [
-            model.estimate_from(costs, strategy_of(layout, num_steps, bounds))
-            for bounds in every
-            if model.may_take(costs, bounds, limit_s)
+            model.estimate_from(costs, strategy_of(layout, num_steps, bounds)) for bounds in near
         ]
         plans = [plan for plan in plans if self._counts(plan)]
         if not plans:
@@ -186,8 +208,12 @@ class SimulatedSearch:
         if plan.iteration_time_s > near_s or time_key in self.climbed:
             return plan
         self.climbed.add(time_key)
+        return self.climb(plan)
+
+    def climb(self, plan: Estimate) -> Estimate:
+        """Move the cuts of a plan as long as that makes it faster."""
         return climb(
-            model,
+            self.moves.cost_model,
             plan,
             most_stages=self.effort.max_climbed_stages_of_moves,
             counts=self._counts,

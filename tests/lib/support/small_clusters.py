@@ -21,19 +21,23 @@ RUNTIMES: Final = (
 BATCHES: Final = (7, 8, 12, 16, 22, 24, 30, 32, 36, 60, 64, 96)
 """Batch sizes with few divisors and with many."""
 
+BUSY: Final = "idle_devices: false"
+"""Limit that forbids idle devices."""
 
-def small_cluster(seed: int, *, most_devices: int = 10) -> Experiment:
+
+def small_cluster(seed: int, *, most_devices: int = 10, all_busy: bool = False) -> Experiment:
     """Draw an experiment on 2 to 4 nodes of 2 or 3 kinds, with the defaults of a file.
 
     Args:
         seed: Seed of the draw.
         most_devices: Maximum number of devices, at least 4.
+        all_busy: Whether no device may be idle; by default few files forbid it.
     """
-    text = small_cluster_text(seed, most_devices=most_devices)
+    text = small_cluster_text(seed, most_devices=most_devices, all_busy=all_busy)
     return build_experiment(parse_yaml(text, file=f"cluster {seed}"), MemoryFiles())
 
 
-def small_cluster_text(seed: int, *, most_devices: int = 10) -> str:
+def small_cluster_text(seed: int, *, most_devices: int = 10, all_busy: bool = False) -> str:
     """Return the experiment file of `small_cluster`."""
     rng = random.Random(seed)
     nodes = list(_nodes(rng, most_devices))
@@ -46,7 +50,8 @@ def small_cluster_text(seed: int, *, most_devices: int = 10) -> str:
     settings += [f"runtime: {rng.choice(RUNTIMES)}", f"global_batch_size: {rng.choice(BATCHES)}"]
     if rng.random() < 0.3:
         settings.append(f"recompute: {rng.choice(('none', 'full'))}")
-    limits = ["space: heterogeneous", *_limits(rng)]
+    limits = dict.fromkeys(["space: heterogeneous", *_limits(rng)])
+    limits.update({BUSY: None} if all_busy else {})
     settings.append(f"search: {{{', '.join(limits)}}}")
     return f"name: small-{seed}\n" + "\n".join(settings) + "\n"
 
@@ -118,7 +123,7 @@ def _limits(rng: random.Random) -> Iterator[str]:
     if rng.random() < 0.1:
         yield f"max_pp: {rng.choice((1, 2))}"
     if rng.random() < 0.1:
-        yield "idle_devices: false"
+        yield BUSY
     if rng.random() < 0.1:
         yield "micro_batch_sizes: [1, 2, 4]"
     if rng.random() < 0.1:

@@ -161,6 +161,15 @@ def test_the_fastest_pipelines_are_improved_once() -> None:
     assert asked == results[:4]
 
 
+def test_a_plan_that_only_gets_safer_stays_too() -> None:
+    number = next(number for number, grid in enumerate(CANDIDATES) if grid.pp > 1)
+    single = next(number for number, grid in enumerate(CANDIDATES) if grid.pp == 1)
+    fast, safe = estimate(number, 1.0, risk=0.5), estimate(single, 2.0)
+    queue = CandidateQueue([CANDIDATES[number]], replace(NO_CANDIDATES, improve=lambda _plan: safe))
+    queue.add(0, fast)
+    assert queue.improved() == [fast, safe]
+
+
 def test_stages_that_differ_keep_no_grid_from_being_improved() -> None:
     grid = next(estimate(number, 9.0) for number, own in enumerate(CANDIDATES) if own.pp > 1)
     others = [replace(grid, strategy=uneven(grid, share), iteration_time_s=1.0) for share in (0, 1)]

@@ -73,6 +73,19 @@ def test_slow_devices_stay_idle_where_that_is_faster(two_kinds: Experiment) -> N
     assert set(result.strategy.placement) <= set(range(8))
 
 
+@pytest.mark.parametrize("few", [1, 40])
+def test_one_stage_of_all_devices_is_a_plan_however_few_groups_are_tried(
+    two_kinds: Experiment, few: int
+) -> None:
+    limits = replace(two_kinds.limits, max_pp=1, idle_devices=False)
+    experiment = replace(two_kinds, limits=limits)
+    effort = SearchEffort(max_counted_choices=1, few_neighbours=few, max_groups_in_any_order=0)
+    groups = DeviceGroups(cost_model=CostModel(experiment=experiment), effort=effort)
+    result = plan_stage_groups(groups, candidate(experiment, 16))
+    assert isinstance(result, Estimate)
+    assert sorted(result.strategy.placement) == list(range(16))
+
+
 def test_a_plan_that_is_uniform_is_one(two_kinds: Experiment) -> None:
     groups = groups_of(two_kinds)
     result = plan_stage_groups(groups, candidate(two_kinds, 16))

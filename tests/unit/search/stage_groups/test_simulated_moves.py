@@ -21,7 +21,7 @@ from amp_ray.search.stage_groups.simulated_moves import (
     strategy_of,
 )
 from amp_ray.strategies.candidate import StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy
 from support.annealing_oracle import Annealing
 from support.experiments import experiment_from
@@ -30,6 +30,7 @@ from support.small_clusters import small_cluster
 MOST_BEATEN = 1.005
 ORACLE_SEEDS = (8, 11, 16)
 """Clusters whose search is quick; ``tests/benchmarks/check_mixed.py`` runs sixty."""
+FULL = Recompute(kind="full")
 SMALL = replace(EFFORT, max_moved_devices=4_000)
 
 
@@ -193,6 +194,34 @@ def _layout(model: CostModel, groups: tuple[tuple[int, ...], ...]) -> Layout:
         )
         for row in groups
     )
+
+
+TIGHT = """\
+name: tight
+model: {family: llama, num_layers: 12, tied_embedding: false, hidden_size: 2048, num_heads: 16,
+        sequence_length: 1024, vocab_size: 128000}
+cluster:
+  nodes:
+    - {device: H100, slots: 1, memory_gib: 11, intra_gbit_per_s: 100, inter_gbit_per_s: 10}
+    - {device: A100-80, slots: 1, intra_gbit_per_s: 400, inter_gbit_per_s: 100}
+runtime: torch
+global_batch_size: 32
+search: {space: heterogeneous}
+"""
+
+
+def test_a_safe_start_gets_the_cuts_that_all_the_memory_allows() -> None:
+    model = CostModel(experiment=experiment_from(TIGHT))
+    stages = [(StageOptions(tp=1, dp=1, recompute=kind), (4,)) for kind in (FULL, NO_RECOMPUTE)]
+    both = [(*stage, (device,)) for device, stage in enumerate(stages)]
+    safe = model.estimate(Strategy.of_groups((0, 3, 15), both, num_micro_batches=8))
+    risky = model.estimate(safe.strategy.with_bounds((0, 4, 15)))
+    assert risky.feasible
+    assert is_risky(risky)
+    assert not is_risky(safe)
+    assert safe.iteration_time_s > MOST_BEATEN * risky.iteration_time_s
+    moved = moved_plans(model, (1,), [safe], replace(EFFORT, max_moved_devices=0))
+    assert risky.strategy in {plan.strategy for plan in moved}
 
 
 @pytest.mark.parametrize("seed", ORACLE_SEEDS)
