@@ -87,7 +87,8 @@ class Presets(TypedDict, total=False):
         cluster: A preset's name, such as ``dgx-h100``.
         nodes: Number of nodes.
         batch: Samples of an optimizer step.
-        runtime: The training program; by default ``deepspeed``.
+        runtime: The training program; by default ``deepspeed``, for models with experts
+            ``megatron-core``.
         sequence_length: Tokens of a sample; by default the preset's or the configuration's.
     """
 

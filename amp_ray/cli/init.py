@@ -62,7 +62,11 @@ _BATCH: Final = 256
     type=_COUNT,
     help="Tokens of a training sequence. Default: the model's most, which is stated.",
 )
-@click.option("--runtime", type=click.Choice(sorted(RUNTIMES)), default="deepspeed")
+@click.option(
+    "--runtime",
+    type=click.Choice(sorted(RUNTIMES)),
+    help="The training program.  [default: deepspeed; megatron-core for models with experts]",
+)
 @click.option("--name", help="Of the experiment.  [default: that of the file]")
 @verbose_option
 def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other options

@@ -1,7 +1,7 @@
 """Texts for strategies and recommendations, shared by all outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate, Result
@@ -15,14 +15,24 @@ from amp_ray.units import GIGA, MEGA, counted, figure_text
 
 _NOTATION: Final[Mapping[Callable[[Strategy], bool], str]] = {
     lambda strategy: any(stage.options.recompute.layers for stage in strategy.stages): (
-        "recompute full:2: in 2 of a stage's blocks; several words: stage by stage"
+        "recompute full:2: in 2 of a stage's blocks"
     ),
+    lambda strategy: len({stage.options.recompute for stage in strategy.stages}) > 1: (
+        "recompute full x2 none: full in two stages, none in the next"
+    ),
+    lambda strategy: ".." in cuts_text(strategy.given_bounds): "0 2 .. 8: 0 2 4 6 8",
     lambda strategy: strategy.zero.shard_ranks > 0: "ZeRO 3/8: sharded over groups of 8 ranks",
     lambda strategy: strategy.zero.keeps_weights: (
         "ZeRO 3 kept: gathered weights stay until the backward pass"
     ),
 }
 """Explanations of short forms, and which strategies have them."""
+
+_MANY_BOUNDS: Final = 17
+"""Largest number of bounds that are all listed."""
+
+_LONG_RUN: Final = 4
+"""Least number of equal steps between bounds that are shortened."""
 
 
 def plan_text(strategy: Mapping[str, Any]) -> str:
@@ -89,6 +99,31 @@ def has_even_cuts(strategy: Strategy, model: Model) -> bool:
     blocks = [model.block_counts[bound] for bound in bounds]
     counts = {end - first for first, end in pairwise(blocks)}
     return len(counts) == 1 and counts != {0}
+
+
+def cuts_text(bounds: Sequence[int]) -> str:
+    """List the bounds; of many, runs of equal steps only by their ends.
+
+    Example:
+        >>> cuts_text([0, 3, 5, 9])
+        '0 3 5 9'
+        >>> cuts_text([0, 3, *range(4, 20), 22])
+        '0 3 4 .. 19 22'
+    """
+    if len(bounds) <= _MANY_BOUNDS:
+        return " ".join(map(str, bounds))
+    steps = [after - before for before, after in pairwise(bounds)]
+    words: list[str] = []
+    start = 0
+    while start < len(bounds):
+        end = start
+        while end + 1 < len(bounds) and bounds[end + 1] - bounds[end] == steps[start]:
+            end += 1
+        words.append(str(bounds[start]))
+        if end - start >= _LONG_RUN:
+            words.extend([str(bounds[start + 1]), ".."])
+        start = end if end - start >= _LONG_RUN else start + 1
+    return " ".join(words)
 
 
 def bounds_text(strategy: Strategy) -> str:
@@ -186,5 +221,8 @@ def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
     default = NO_RECOMPUTE if experiment.recompute.kind == "auto" else experiment.recompute
     if set(per_stage) == {str(default)}:
         return ""
-    words = per_stage if len(set(per_stage)) > 1 else per_stage[:1]
+    if len(set(per_stage)) == 1:
+        return f"recompute {per_stage[0]}"
+    counted_words = [(word, len(list(stages))) for word, stages in groupby(per_stage)]
+    words = (word if count == 1 else f"{word} x{count}" for word, count in counted_words)
     return f"recompute {' '.join(words)}"

@@ -16,7 +16,13 @@ from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
-from amp_ray.report.strategy_text import chosen_texts, has_even_cuts, notation, options_text
+from amp_ray.report.strategy_text import (
+    chosen_texts,
+    cuts_text,
+    has_even_cuts,
+    notation,
+    options_text,
+)
 from amp_ray.search.ranking import (
     Ranking,
     first_reason,
@@ -174,7 +180,7 @@ class ResultsTable:
         if strategy.pp == 1 and not strategy.has_operators:
             return _WHOLE
         is_even = has_even_cuts(strategy, self.experiment.model)
-        return _EVEN if is_even else " ".join(map(str, strategy.given_bounds))
+        return _EVEN if is_even else cuts_text(strategy.given_bounds)
 
     @cached_property
     def _has_places(self) -> bool:

@@ -58,6 +58,13 @@ trials: {{backend: {backend}, budget: 10, steps: 20, warmup_steps: 5, timeout_s:
 """
 
 
+_RUNTIME: Final = "deepspeed"
+"""Training program of the file if none is named."""
+
+_RUNTIME_OF_EXPERTS: Final = "megatron-core"
+"""The same for models with experts, which `_RUNTIME` cannot spread over ranks."""
+
+
 @cache
 def presets() -> dict[str, dict[str, dict[str, Any]]]:
     """Return the named models and clusters."""
@@ -87,7 +94,7 @@ class Answers:
     batch: int
     sequence_length: int | None = None
     hostfile: Path | None = None  # None if the hosts do not exist yet
-    runtime: str = "deepspeed"
+    runtime: str | None = None  # None: `_RUNTIME`, or `_RUNTIME_OF_EXPERTS` where it needs that
 
 
 def experiment_text(answers: Answers, output: Path) -> str:
@@ -103,6 +110,7 @@ def experiment_text(answers: Answers, output: Path) -> str:
     if device.name == CPU:
         node["intra_gbit_per_s"] = _CPU_GBIT_PER_S
     lacks_bf16 = device.bf16_flops is None
+    runtime = _RUNTIME if answers.runtime is None else answers.runtime
     text = _TEXT.format(
         file=" ".join(printable(output.name).split()),
         name=_flow(answers.name),
@@ -110,12 +118,15 @@ def experiment_text(answers: Answers, output: Path) -> str:
         hostfile="" if hosts is None else f"\n  hostfile: {_flow(_relative(hosts, output))}",
         node=_flow(node),
         precision="fp32" if device.name == CPU else "fp16" if lacks_bf16 else "bf16",
-        runtime=answers.runtime,
+        runtime=runtime,
         batch=answers.batch,
         backend="local" if device.name == CPU and hosts is None else "ssh",
     )
-    built(text, output)
-    return text
+    experiment = built(text, output)
+    can_spread = experiment.traits.expert_parallel or not experiment.model.shape.num_experts
+    if can_spread or answers.runtime is not None:
+        return text
+    return experiment_text(replace(answers, runtime=_RUNTIME_OF_EXPERTS), output)
 
 
 def keys_of_presets(
@@ -124,7 +135,7 @@ def keys_of_presets(
     cluster: str,
     nodes: int,
     batch: int,
-    runtime: str = "deepspeed",
+    runtime: str | None = None,
     sequence_length: int | None = None,
 ) -> Mapping[str, Any]:
     """Return the keys of the file that `init` writes for a model and a cluster, with paths.
