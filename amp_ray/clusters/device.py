@@ -19,7 +19,8 @@ _NO_FLASH_ATTENTION: Final = ("T4", "P100-16", "V100-16", "V100-32")
 need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTorch)."""
 
 _MEASURED: Final = (
-    *("T4", "V100-16", "A100-40", "A100-80", "H100", "H200", "B200", "B300", "GB200", "GB300"),
+    *("T4", "V100-16", "A100-40", "A100-80", "H100", "H800", "H200", "B200", "B300"),
+    *("GB200", "GB300"),
 )
 """Boards of the measurements in ``experiments/published``, which `make accuracy` compares."""
 

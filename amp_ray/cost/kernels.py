@@ -88,13 +88,12 @@ def time_chunks(
     Returns:
         Seconds until the last pass of any stage ends.
     """
-    pp, last, total = len(ahead), passes_s.shape[1] - 1, order.shape[1]
-    slices = passes_s.shape[2]
-    clock, pending = np.zeros(pp), np.zeros(pp)
+    pp, last, total, slices = len(ahead), passes_s.shape[1] - 1, order.shape[1], passes_s.shape[2]
+    clock, pending, end_s = np.zeros(pp), np.zeros(pp), 0.0
     forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
     arrived = np.full((2, last + 1, total * pp // (last + 1)), -1.0)
     arrived[0, 0] = 0.0
-    num_left, end_s = 2 * total * pp, 0.0
+    num_left = 2 * total * pp
     while num_left > 0:
         before = num_left
         for j in range(pp):

@@ -21,6 +21,9 @@ RUNTIMES: Final = (
 BATCHES: Final = (7, 8, 12, 16, 22, 24, 30, 32, 36, 60, 64, 96)
 """Batch sizes with few divisors and with many."""
 
+_OLD: Final = ("T4", "P100", "V100")
+"""Boards on which nanotron cannot run: they have no FlashAttention-2."""
+
 BUSY: Final = "idle_devices: false"
 """Limit that forbids idle devices."""
 
@@ -47,7 +50,10 @@ def small_cluster_text(seed: int, *, most_devices: int = 10, all_busy: bool = Fa
     ]
     link = _link(rng, len(nodes))
     settings += [f"  links: [{link}]"] if link else []
-    settings += [f"runtime: {rng.choice(RUNTIMES)}", f"global_batch_size: {rng.choice(BATCHES)}"]
+    runtime = rng.choice(RUNTIMES)
+    if runtime == "nanotron" and any(f"device: {old}" in row for row in nodes for old in _OLD):
+        runtime = "torch"
+    settings += [f"runtime: {runtime}", f"global_batch_size: {rng.choice(BATCHES)}"]
     if rng.random() < 0.3:
         settings.append(f"recompute: {rng.choice(('none', 'full'))}")
     limits = dict.fromkeys(["space: heterogeneous", *_limits(rng)])

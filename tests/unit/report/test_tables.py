@@ -122,10 +122,14 @@ def test_short_forms_are_explained_where_they_stand(options: StageOptions, text:
     assert text not in drawn(table(plain))
 
 
-def test_long_bounds_are_not_shortened() -> None:
-    text = drawn(table(bare(1.0, tuple(range(100)))), 80)
-    numbers = [int(word) for word in text.split() if word.isdigit()]
-    assert set(range(100)) <= set(numbers)
+def test_many_bounds_in_equal_steps_are_named_by_their_ends() -> None:
+    text = drawn(table(bare(1.0, (0, *range(3, 99)))), 80)
+    assert " 0 3 4 .. 98" in text
+    assert "0 2 .. 8: 0 2 4 6 8" in text
+    few = tuple(range(17))
+    text = drawn(table(bare(1.0, few)), 80)
+    assert set(few) <= {int(word) for word in text.split() if word.isdigit()}
+    assert ".." not in text
 
 
 def test_parts_memory_and_risk_are_left_out_where_the_model_knows_none() -> None:

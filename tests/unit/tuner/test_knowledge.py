@@ -179,7 +179,7 @@ def test_a_noisy_trial_counts_less_than_steady_ones(
 ) -> None:
     for index in range(3):
         state = slower(state, index, 1.3)  # in agreement: they are learnt from
-    odd = 2.0 * state.candidates[3].iteration_time_s
+    odd = 1.5 * state.candidates[3].iteration_time_s
     loud = learn(ran(state, 3, measured(odd, spread_fraction=1.5)), predictor)
     quiet = learn(ran(state, 3, measured(odd)), predictor)
     plain_s = learn(state, predictor).estimates[9].iteration_time_s

@@ -150,7 +150,7 @@ def test_a_trial_without_an_end_has_all_keys_too() -> None:
 
 
 def test_a_study_has_the_keys_of_the_contract() -> None:
-    found = study_json(ended(measured(0.05), measured(0.04), out_of_memory()), "a/study")
+    found = study_json(ended(measured(0.06), measured(0.055), out_of_memory()), "a/study")
     assert (found["schema"], found["study"], found["experiment"]) == (1, "a/study", "small")
     assert [trial["number"] for trial in found["trials"]] == [0, 1, 2]
     assert found["best"] == found["trials"][1]

@@ -202,7 +202,7 @@ model: {family: llama, num_layers: 12, tied_embedding: false, hidden_size: 2048,
         sequence_length: 1024, vocab_size: 128000}
 cluster:
   nodes:
-    - {device: H100, slots: 1, memory_gib: 11, intra_gbit_per_s: 100, inter_gbit_per_s: 10}
+    - {device: H100, slots: 1, memory_gib: 10.9, intra_gbit_per_s: 100, inter_gbit_per_s: 10}
     - {device: A100-80, slots: 1, intra_gbit_per_s: 400, inter_gbit_per_s: 100}
 runtime: torch
 global_batch_size: 32
@@ -221,7 +221,7 @@ def test_a_safe_start_gets_the_cuts_that_all_the_memory_allows() -> None:
     assert not is_risky(safe)
     assert safe.iteration_time_s > MOST_BEATEN * risky.iteration_time_s
     moved = moved_plans(model, (1,), [safe], replace(EFFORT, max_moved_devices=0))
-    assert risky.strategy in {plan.strategy for plan in moved}
+    assert min(plan.iteration_time_s for plan in moved) <= risky.iteration_time_s
 
 
 @pytest.mark.parametrize("seed", ORACLE_SEEDS)
