@@ -95,9 +95,15 @@ def moved_plans(
         safest = replace(fastest, only_safe=True, best=None, seen=set(), climbed=set(), waiting=[])
         safest.spare = fastest.spare + effort.max_moved_devices // 2
         safest.run([*starts, *([fastest.safe] if fastest.safe else [])])
-        if safest.safe is not None:  # with cuts for all the memory it may be faster than any plan
-            fastest.note(fastest.climb(safest.safe))
-        best = [fastest.best, safest.safe]
+        if safest.safe is not None:  # with all the memory it may lead to faster plans
+            before, start = fastest.best, fastest.climb(safest.safe)
+            for plan in (safest.safe, start):
+                fastest.note(plan)
+            if fastest.best is not before:
+                # New cuts to keep: layouts that it has seen may now be faster
+                fastest.seen, fastest.spare = set(), safest.spare + effort.max_moved_devices // 4
+                fastest.run([start])
+        best = [fastest.best, fastest.safe]
     return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in starts]
 
 
@@ -213,6 +219,7 @@ class SimulatedSearch:
         if plan.iteration_time_s > near_s or time_key in self.climbed:
             return plan
         self.climbed.add(time_key)
+        self.note(plan)  # a faster one may be risky
         return self.climb(plan)
 
     def climb(self, plan: Estimate) -> Estimate:
