@@ -1,5 +1,6 @@
 """How wide intervals of predicted times must be, by the measurements of other tables."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +12,8 @@ from amp_ray.calibration import Observation
 from amp_ray.calibration.intervals import WIDTH, evidence, log_shifts, time_sigmas, width_factor
 from published.evaluation import Metrics, predict
 
-COVERAGE: Final = 0.95  # of an interval of WIDTH sigmas to either side
+COVERAGE: Final = 0.9
+"""Least share of a table's measured times within their intervals."""
 
 FEWEST_ROWS: Final = 3  # of a table, for its share in the factor of a kind of evidence
 
@@ -55,24 +57,30 @@ def table_errors(observations: Sequence[Observation]) -> TableErrors:
 
 
 def factor(tables: Sequence[TableErrors], kind: str) -> float:
-    """Return the factor of sigmas with which intervals hold the times of a new table.
+    """Return the least factor of sigmas with which intervals hold `COVERAGE` of every table.
 
-    It is the quantile of the errors in sigmas. Each table has the same weight, whatever its number
-    of rows: errors within a table are correlated, and a user's cluster is another table.
-
-    References:
-        Dunn, Wasserman, Ramdas, Distribution-free prediction sets for two-layer hierarchical
-        models, JASA 2023: one weight for each group.
+    Errors within a table are alike, and a user's cluster is another table. If its quantile of the
+    errors in sigmas is drawn as those of ``n`` tables, it lies below the largest of them with
+    probability ``n / (n + 1)``, whatever their distribution.
     """
-    parts = [(table, table.of(kind)) for table in tables]
-    scaled = [np.abs(table.logs / table.sigmas)[rows] for table, rows in parts if _counts(rows)]
-    if not scaled:
-        return 1.0
-    weights = np.concatenate([np.full(len(each), 1.0 / len(each)) for each in scaled])
-    errors = np.concatenate(scaled)
-    order = np.argsort(errors)
-    share = np.cumsum(weights[order]) / len(scaled)
-    return float(errors[order][np.searchsorted(share, COVERAGE - 1e-9)]) / WIDTH
+    return (
+        max(
+            (
+                float(
+                    np.quantile(np.abs(table.logs / table.sigmas)[rows], COVERAGE, method="higher")
+                )
+                for table, rows in ((table, table.of(kind)) for table in tables)
+                if _counts(rows)
+            ),
+            default=WIDTH,
+        )
+        / WIDTH
+    )
+
+
+def rounded_up(value: float) -> float:
+    """Return the next thousandth, so that no row at an interval's edge falls out of it."""
+    return math.ceil(1000.0 * value - 1e-9) / 1000.0
 
 
 def factors(tables: Mapping[str, TableErrors]) -> list[dict[str, str]]:
@@ -84,7 +92,7 @@ def factors(tables: Mapping[str, TableErrors]) -> list[dict[str, str]]:
             rows.append(
                 {
                     "evidence": kind,
-                    "factor": f"{factor([*tables.values()], kind):.3f}",
+                    "factor": f"{rounded_up(factor([*tables.values()], kind)):.3f}",
                     "num_tables": str(len(counts)),
                     "num_rows": str(sum(counts)),
                 }
