@@ -21,7 +21,7 @@ import yaml
 from annotated_types import Ge, Le
 from pydantic_core import PydanticUndefined
 
-from amp_ray.cli import MODULES, commands
+from amp_ray.cli import commands
 from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Within, is_section, keys_of
@@ -272,33 +272,53 @@ def _commands() -> str:
     """Return the help of every command."""
     context = click.Context(commands, info_name="amp-ray", **commands.context_settings)
     return "\n\n".join(
-        _command(command, name, context)
-        for name in MODULES
-        if (command := commands.get_command(context, name)) is not None
+        _command(commands.get_command(context, name), name, context) for name in commands.names
     )
 
 
-def _command(command: click.Command, name: str, parent: click.Context) -> str:
+def _command(command: click.Command | None, name: str, parent: click.Context) -> str:
+    """Return the help of a command and its subcommands.
+
+    Of a command that the group above has too, only the further options are listed.
+    """
+    assert command is not None
     context = click.Context(command, info_name=name, parent=parent)
     usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
-    options = [
-        record
-        for option in command.get_params(context)
-        if isinstance(option, click.Option)
-        and "--help" not in option.opts  # every command has it
-        and (record := option.get_help_record(context))
-    ]
+    options, text = _options(command, context), inspect.cleandoc(command.help or "")
+    above = parent.parent
+    if (
+        above
+        and isinstance(above.command, click.Group)
+        and name in above.command.list_commands(above)
+    ):
+        plain = _options(command, click.Context(command, info_name=name, parent=above))
+        options = [option for option in options if option not in plain]
+        text = f"As {above.command_path} {name}, with one more option."
     parts = [
         f"## {context.command_path}",
-        *map(_escaped, inspect.cleandoc(command.help or "").split("\n\n")),
+        *map(_escaped, text.split("\n\n")),
         f"```text\n{usage}\n```",
         "\n".join(
             f"- `{words}`: {_escaped(text)}" if text else f"- `{words}`" for words, text in options
         ),
     ]
     if isinstance(command, click.Group):
-        parts += [_command(inner, word, context) for word, inner in command.commands.items()]
+        parts += [
+            _command(command.get_command(context, word), word, context)
+            for word in command.list_commands(context)
+        ]
     return "\n\n".join(parts)
+
+
+def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
+    """Return the names and texts of a command's options."""
+    return [
+        record
+        for option in command.get_params(context)
+        if isinstance(option, click.Option)
+        and "--help" not in option.opts  # every command has it
+        and (record := option.get_help_record(context))
+    ]
 
 
 def _one_line(text: str) -> str:

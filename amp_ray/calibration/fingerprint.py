@@ -56,8 +56,8 @@ _LATER_TRAITS: Final = (
     *("expert_streams", "reads_for_scales", "recomputes_norms"),
     *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
     *("frees_gradients", "rounds_gathered", "offloaded_blocks", "weighs_activations"),
-    "exchange_multiprocessors",
-    "needs_flash_attention",
+    *("exchange_multiprocessors", "needs_flash_attention"),
+    *("reduces_sharded_at_once", "gather_slice_s"),
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""
@@ -107,6 +107,7 @@ def _node(node: Node) -> dict[str, Any]:
     device = asdict(node.device)
     del device["source"]
     del device["nominal_bytes"]
+    del device["host_bytes_per_s"]  # older calibrations lack it; it follows from the board's name
     if node.device.context_bytes is None:
         del device["context_bytes"]
     return {

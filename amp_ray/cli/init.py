@@ -65,6 +65,7 @@ _BATCH: Final = 256
 @click.option(
     "--runtime",
     type=click.Choice(sorted(RUNTIMES)),
+    metavar=f"[{'|'.join(name for name in sorted(RUNTIMES) if '-20' not in name)}|...]",
     help="The training program.  [default: deepspeed; megatron-core for models with experts]",
 )
 @click.option("--name", help="Of the experiment.  [default: that of the file]")

@@ -109,9 +109,20 @@ wide_option = click.option(
     help="All columns, however narrow the terminal, with the breakdown of the time.",
 )
 
+
+class _ResearchOption(click.Option):
+    """An option that the help shows below `amp-ray research` alone."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        above = ctx.parent
+        is_shown = above is not None and above.info_name == "research"
+        return super().get_help_record(ctx) if is_shown else None
+
+
 cost_model_option = click.option(
     "--cost-model",
     "cost_model",
+    cls=_ResearchOption,
     metavar=f"[{'|'.join(BUILT_IN)}|...]",
     help="Whose predictions: ours, a published planner's formulas, or an installed planner's.  "
     f"[default: search.planner of the experiment, else {AMP_RAY}]",

@@ -237,13 +237,14 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     if batch * num_tokens > _MANY_TOKENS:
         tokens = f"{batch * num_tokens / GIGA:,.1f} billion tokens a step"
         yield f"batch {batch:,}: {tokens}; global_batch_size counts sequences, not tokens"
-    sizes = [("sequence length", shape.sequence_length, _TILE)]
     if shape.num_heads:
         head_size = shape.head_size or shape.hidden_size // shape.num_heads
-        sizes.insert(0, ("head size", head_size, ALIGNED))
-    for name, size, multiple in sizes:
-        if size % multiple:
-            yield f"{name} {size} is no multiple of {multiple}, which tensor cores need"
+        if head_size % ALIGNED:
+            need = f"is no multiple of {ALIGNED}, which tensor cores need"
+            yield f"{experiment.where('model')}: head size {head_size} {need}"
+    if num_tokens % _TILE:
+        cost = f"is no multiple of {_TILE}: the last tile of each product is computed whole"
+        yield f"{experiment.where('model', 'sequence_length')}: {num_tokens} {cost}"
 
 
 def _spans(stages: PlacedStages, stage: int) -> Iterator[tuple[IntArray, int, int]]:

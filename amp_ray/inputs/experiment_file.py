@@ -27,6 +27,7 @@ from amp_ray.inputs.experiment import (
     TrialSettings,
 )
 from amp_ray.inputs.model_shape import ModelSection, model_shape
+from amp_ray.inputs.placeholders import EXAMPLE, fill_argument, fill_text
 from amp_ray.inputs.profile import ANALYTIC, Profile, parse_profile
 from amp_ray.inputs.section import (
     Count,
@@ -393,9 +394,14 @@ class _Builder:
         if program is not None and isinstance(program.metric, Pattern):
             with self._document.at("trials", "program", "metric", "pattern"):
                 _check_pattern(program.metric.pattern)
+        for index, word in enumerate(program.argv if program is not None else ()):
+            with self._document.at("trials", "program", "argv", index):
+                fill_argument(word, EXAMPLE)
         for name, value in settings.environment.items():
             with self._document.at("trials", "environment", name):
                 _check_variable(name, value)
+                if program is not None:
+                    fill_text(value, EXAMPLE)
         return settings
 
     @cached_property

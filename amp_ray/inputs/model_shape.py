@@ -358,7 +358,7 @@ _KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "qwen3_moe": {**_LLAMA_KEYS, **_EXPERT_KEYS},
     "gpt_oss": {**_LLAMA_KEYS, **_EXPERT_KEYS},
     "deepseek_v2": _DEEPSEEK_KEYS,
-    "deepseek_v3": _DEEPSEEK_KEYS,
+    "deepseek_v3": {**_DEEPSEEK_KEYS, "mtp_layers": ("num_nextn_predict_layers",)},
     "t5": {
         "num_layers": ("num_layers",),
         "num_decoder_layers": ("num_decoder_layers",),
@@ -492,12 +492,8 @@ def _read_decoder(config: Mapping[str, Any], kind: str, figures: dict[str, Any],
         figures["shared_feed_forward_size"] = count * figures["expert_feed_forward_size"]
     if "num_experts" in figures:
         _check_all_have_experts(config, file)
-    notes = list(_NOT_COUNTED.get(kind, ()))
-    predicted = config.get("num_nextn_predict_layers")
-    if kind == "deepseek_v3" and predicted:
-        notes.append(f"{counted(predicted, 'layer')} of multi-token prediction")
-    if notes:
-        figures["not_counted"] = tuple(notes)
+    if kind in _NOT_COUNTED:
+        figures["not_counted"] = _NOT_COUNTED[kind]
 
 
 def _head_size(config: Mapping[str, Any], figures: Mapping[str, Any], file: str) -> dict[str, int]:

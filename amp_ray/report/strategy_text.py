@@ -18,7 +18,7 @@ _NOTATION: Final[Mapping[Callable[[Strategy], bool], str]] = {
         "recompute full:2: in 2 of a stage's blocks"
     ),
     lambda strategy: len({stage.options.recompute for stage in strategy.stages}) > 1: (
-        "recompute full x2 none: full in two stages, none in the next"
+        "recompute full x2 none: stage by stage, full in two and none in the third"
     ),
     lambda strategy: ".." in cuts_text(strategy.given_bounds): "0 2 .. 8: 0 2 4 6 8",
     lambda strategy: strategy.zero.shard_ranks > 0: "ZeRO 3/8: sharded over groups of 8 ranks",

@@ -19,6 +19,7 @@ from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.ray.searching import num_cpus
+from amp_ray.trials.runtime_strategy import RUNTIMES
 
 _CPU_GBIT_PER_S: Final = 20  # first guess of the rate within a CPU host, which has no such link
 _PRESETS: Final = "data/presets.yaml"
@@ -49,7 +50,7 @@ optimizer: adam
 zero_stage: auto       # 0 | 1 | 2 | 3: what data-parallel ranks shard
 recompute: auto        # none | selective | full
 sequence_parallel: auto        # true | false
-runtime: {runtime}     # what trains; deepspeed and torch are amp-ray's own programs
+runtime: {runtime}     # what trains; {runtime_note}
 global_batch_size: {batch}
 # tokens: 1e12         # to train on in all: adds days, device-hours and, with prices, money
 # space placement and heterogeneous look further, for nodes that differ.
@@ -57,6 +58,10 @@ search: {{space: uniform, max_cp: auto, max_ep: auto, virtual_stages: auto}}
 trials: {{backend: {backend}, budget: 10, steps: 20, warmup_steps: 5, timeout_s: 600}}
 """
 
+
+_PROGRAM_NOTE: Final = "deepspeed and torch are amp-ray's own programs"
+_COMMAND_NOTE: Final = "amp-ray tune needs its command: trials.program, docs/own-program.md"
+"""What is said of a runtime: of one of ours, and of another one."""
 
 _RUNTIME: Final = "deepspeed"
 """Training program of the file if none is named."""
@@ -119,6 +124,7 @@ def experiment_text(answers: Answers, output: Path) -> str:
         node=_flow(node),
         precision="fp32" if device.name == CPU else "fp16" if lacks_bf16 else "bf16",
         runtime=runtime,
+        runtime_note=_PROGRAM_NOTE if runtime in RUNTIMES else _COMMAND_NOTE,
         batch=answers.batch,
         backend="local" if device.name == CPU and hosts is None else "ssh",
     )

@@ -198,12 +198,13 @@ class SpacePlanner:
         if shape.num_experts % options.ep:
             detail = f"ep {options.ep}, num_experts {shape.num_experts}"
             return Reason(kind="ep does not divide the experts", detail=detail)
-        heads = {"num_heads": shape.num_heads, "num_key_value_heads": shape.num_key_value_heads}
-        undivided = [f"{name} {count}" for name, count in heads.items() if count % tp]
-        if not undivided or not self.experiment.traits.shards_heads:
+        if not self.experiment.traits.shards_heads:
             return None
-        detail = f"tp {tp}, {undivided[0]}"
-        return Reason(kind="tp does not divide the attention heads", detail=detail)
+        for heads, name in (("attention", "num_heads"), ("key/value", "num_key_value_heads")):
+            if (count := getattr(shape, name)) % tp:
+                detail = f"tp {tp}, {name} {count}"
+                return Reason(kind=f"tp does not divide the {heads} heads", detail=detail)
+        return None
 
 
 class CandidatePlanner(Protocol):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from amp_ray.inputs.experiment import SECONDS_PER_UNIT
+from amp_ray.inputs.placeholders import PLACEHOLDERS
 from amp_ray.runtime.launch.metric_helper import FOLDER_VARIABLE, TRIAL_VARIABLE
 from amp_ray.trials.own_program.metrics import DEEPSPEED_ENGINE, DEEPSPEED_PIPELINE, MEGATRON
-from amp_ray.trials.own_program.placeholders import PLACEHOLDERS
 from amp_ray.trials.own_program.program import check_program
 from support.experiments import experiment_from
 

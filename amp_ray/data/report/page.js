@@ -40,7 +40,7 @@ function figures(id, entries) {
 
 // A start by its own program is long: it scrolls, and is copied whole.
 function command(title, text) {
-  const head = element("div", null, "command"), shown = element("pre", text), button = element("button", "Copy", "copy");
+  const head = element("div", null, "command"), shown = element("pre", text, text.includes("\n") ? "" : "single"), button = element("button", "Copy", "copy");
   button.type = "button";
   button.setAttribute("aria-label", `Copy: ${title}`);
   button.onclick = () => navigator.clipboard.writeText(text).then(
@@ -83,8 +83,9 @@ function drawCharts() {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, size: 13 },
       margin: { l: 60, r: 16, t: 16, b: narrow ? 110 : 84 }, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" },
       hoverlabel: { font: { size: 13 } },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: text }, ...layout, ...axes, height: narrow ? 320 : layout.height || 360,
-    }, { displaylogo: false, responsive: true, displayModeBar: narrow ? false : "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: text }, ...layout, ...axes,
+      width: place.clientWidth, height: narrow ? 320 : layout.height || 360,
+    }, { displaylogo: false, displayModeBar: narrow ? false : "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] });
   }
 }
 
@@ -334,7 +335,8 @@ function study() {
       error_x: { type: "data", array: data.constants.map((each) => each.value / each.prior * (Math.exp(1.96 * each.sigma) - 1)),
         arrayminus: data.constants.map((each) => each.value / each.prior * (1 - Math.exp(-1.96 * each.sigma))) },
       hovertemplate: "%{y}: %{x:.3f} times its prior<extra></extra>" }],
-    { xaxis: { title: { text: "value over prior, with 95 % interval" } }, height: 150 + 40 * data.constants.length, showlegend: false });
+    { xaxis: { title: { text: "value / prior" } }, height: 150 + 40 * data.constants.length, showlegend: false });
+  if (data.constants.length) section("constants").append(element("p", "The bars are 95 % intervals.", "quiet"));
 }
 
 figures("summary", data.figures);
@@ -348,5 +350,5 @@ if (data.lost.length) lost();
 if (data.best && data.cluster.length) cluster();
 if (data.trials.length) study();
 document.getElementById("environment").textContent = `Made with ${data.environment.map(([name, value]) => `${name} ${value}`).join(", ")}.`;
-drawCharts();
 dark.addEventListener("change", drawCharts);
+new ResizeObserver(drawCharts).observe(document.querySelector("footer"));  // also when a scroll bar comes; its height is fixed by its width

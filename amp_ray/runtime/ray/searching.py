@@ -21,6 +21,7 @@ from amp_ray.strategies.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
 RAY_S: Final = 10.0  # start and end of Ray on two cores of an AMD EPYC (docs/tuning.md)
+ESTIMATED: Final = 2.0  # estimates of the work left, over what was left (docs/tuning.md)
 NUM_SAMPLES: Final = 8  # estimate from so many last candidates, since later ones take longer
 
 
@@ -122,7 +123,7 @@ def _ray_pays(
     watch: Stopwatch, wanted: CandidateQueue, results: Mapping[int, Result | ValueError]
 ) -> bool:
     """Return whether workers on all CPUs would save more time than Ray's start and end take."""
-    least_s = RAY_S * num_cpus() / (num_cpus() - 1)
+    least_s = ESTIMATED * RAY_S * num_cpus() / (num_cpus() - 1)
     if watch.remaining_s(wanted.num - len(results)) <= least_s:
         return False
     # `num` counts candidates whose bounds are not tight yet; most of them will not be planned

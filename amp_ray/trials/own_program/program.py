@@ -8,6 +8,7 @@ from typing import Final
 
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment, OwnProgram
+from amp_ray.inputs.placeholders import Values, fill_argument, fill_text
 from amp_ray.inputs.strategies import strategy_to_json
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.job_file import ENVIRONMENT, ds_config, to_json
@@ -34,7 +35,6 @@ from amp_ray.trials.own_program.metrics import (
     read_told,
     words_of,
 )
-from amp_ray.trials.own_program.placeholders import EXAMPLE, Values, fill_argument, fill_text
 from amp_ray.trials.result import Measurement, MissingRankError, Reader
 from amp_ray.trials.runtime_strategy import describe
 from amp_ray.trials.steps import check_total
@@ -268,11 +268,9 @@ def check_program(experiment: Experiment) -> OwnProgram:
     for index, word in enumerate(program.argv):
         with experiment.source.at("trials", "program", "argv", index):
             _refuse_zero_bytes(word)
-            fill_argument(word, EXAMPLE)
     for name, text in trials.environment.items():
         with experiment.source.at("trials", "environment", name):
             _refuse_zero_bytes(text)
-            fill_text(text, EXAMPLE)
     if program.cwd is not None and (not program.cwd.startswith("/") or "\0" in program.cwd):
         message = (
             f"found {program.cwd!r}; expected a folder that every host has, from the root: "

@@ -43,7 +43,9 @@ def test_a_plan_is_drawn(tmp_path: Path, dom: Dom) -> None:
     assert "16 of 16 candidates" in page_drawn
 
 
-def test_a_study_is_drawn(tmp_path: Path, dom: Dom) -> None:
+@pytest.fixture
+def page_of_a_study(tmp_path: Path) -> Path:
+    """The report of a study of the small experiment, with a trial that ran out of memory."""
     experiment, page = tmp_path / "small.yaml", tmp_path / "report.html"
     experiment.write_text(SMALL, encoding="utf-8")
     table = tmp_path / "table.csv"
@@ -51,7 +53,11 @@ def test_a_study_is_drawn(tmp_path: Path, dom: Dom) -> None:
     table.write_text("\n".join(lines), encoding="utf-8")
     amp.tune(experiment, replay=table, budget=3, study=tmp_path / "study")
     amp.write_report(tmp_path / "study", page)
-    page_drawn = dom(page)
+    return page
+
+
+def test_a_study_is_drawn(page_of_a_study: Path, dom: Dom) -> None:
+    page_drawn = dom(page_of_a_study)
     assert {"measured", "budget", "failed", "timeline", "candidates"} <= shown(page_drawn)
     assert "oom" in page_drawn
 
@@ -74,8 +80,8 @@ def test_markup_in_a_name_is_drawn_as_text(tmp_path: Path) -> None:
         assert link in page.value(texts)
 
 
-FAULTS = """
-(() => {
+FAULTS_OF_THE_PAGE = """
+() => {
   const faults = [], all = (query) => [...document.querySelectorAll(query)];
   const name = (node) =>
     node.labels?.[0]?.textContent || node.getAttribute("aria-label") || node.textContent;
@@ -98,11 +104,28 @@ FAULTS = """
   }
   const ids = all("[id]").map((node) => node.id);
   if (new Set(ids).size < ids.length) faults.push("two equal ids");
-  if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the window");
+  const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth > width) faults.push("wider than the window");
+  for (const node of all("svg.main-svg, svg text")) {
+    const { left, right } = node.getBoundingClientRect();
+    if (left < 0 || right > width) faults.push(`cut: ${node.textContent.slice(0, 40)}`);
+  }
   return faults;
-})()
+}
 """
-"""Script that returns what assistive programs cannot use: the rules of axe-core on this page."""
+"""Function that returns what assistive programs cannot use, by the rules of axe-core, and what is
+cut at the window's edges."""
+
+FAULTS = f"({FAULTS_OF_THE_PAGE})()"
+
+FAULTS_IN_THE_END = """
+(async (faults) => {
+  for (let wait = 0; wait < 600 && faults().length; wait += 1)
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  return faults();
+})
+"""
+"""Function that waits up to a minute until a page is drawn anew and has no faults."""
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -111,6 +134,16 @@ def test_the_page_can_be_read_by_ear_and_by_keyboard(
 ) -> None:
     with opened(page_of_a_plan.as_uri(), tmp_path / "profile", width=width) as page:
         assert page.value(FAULTS) == []
+
+
+def test_a_page_of_a_study_fits_a_phone_also_when_that_is_turned(
+    page_of_a_study: Path, tmp_path: Path
+) -> None:
+    with opened(page_of_a_study.as_uri(), tmp_path / "profile", width=844) as page:
+        for width in (390, 844):
+            sizes = {"width": width, "height": 800, "deviceScaleFactor": 1}
+            page.call("Emulation.setDeviceMetricsOverride", mobile=False, **sizes)
+            assert page.value(f"{FAULTS_IN_THE_END}({FAULTS_OF_THE_PAGE})") == []
 
 
 CONTRASTS = """

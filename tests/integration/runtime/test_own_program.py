@@ -12,6 +12,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
@@ -23,7 +24,6 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
-from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
 from support.experiments import small_experiment
 
 pytestmark = pytest.mark.integration

@@ -30,11 +30,16 @@ PUBLISHED = Path(__file__).parents[3] / "experiments/published"
         ),
         (
             (("device: T4", "device: A100-40"), ("hidden_size: 256", "hidden_size: 616")),
-            ["head size 77 is no multiple of 8, which tensor cores need"],
+            ["test.yaml:2: model: head size 77 is no multiple of 8, which tensor cores need"],
         ),
         (
             (("device: T4", "device: A100-40"), ("sequence_length: 128", "sequence_length: 8191")),
-            ["sequence length 8191 is no multiple of 64, which tensor cores need"],
+            [
+                (
+                    "test.yaml:2: model.sequence_length: 8191 is no multiple of 64: the last tile "
+                    "of each product is computed whole"
+                )
+            ],
         ),
         (
             (

@@ -36,7 +36,7 @@ def test_the_pages_have_what_the_code_has(reference: Any, repository: Path) -> N
 def test_the_reference_can_be_read_in_the_repository(repository: Path) -> None:
     docs = repository / "docs"
     page = (docs / "commands.md").read_text(encoding="utf-8")
-    assert [name for name in commands.commands if f"\n## amp-ray {name}\n" not in page] == []
+    assert [name for name in commands.names if f"\n## amp-ray {name}\n" not in page] == []
     page = (docs / "api.md").read_text(encoding="utf-8")
     names = set(amp_ray.__all__) - {"__version__"}
     assert [name for name in names if f"\n### {name}\n" not in page] == []

@@ -220,7 +220,8 @@ def read(config: dict[str, object]) -> ModelShape:
             },
             235.1e9,
         ),
-        (DEEPSEEK_V3, 671.0e9),
+        (DEEPSEEK_V3 | {"num_nextn_predict_layers": 0}, 671.0e9),
+        (DEEPSEEK_V3, 671.0e9 + 11.5e9),  # README_WEIGHTS.md of its repository
         (DEEPSEEK_V2_LITE, 15.7e9),
         (GPT_OSS_20B, 20.9e9),
         (
@@ -244,8 +245,9 @@ def read(config: dict[str, object]) -> ModelShape:
         ),
     ],
     ids=[
-        *("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "deepseek-v2-lite"),
-        *("gpt-oss-20b", "gpt-oss-120b", "gemma-2-9b", "qwen2-7b", "qwen3-8b", "phi-3-mini"),
+        *("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "with-mtp"),
+        *("deepseek-v2-lite", "gpt-oss-20b", "gpt-oss-120b", "gemma-2-9b", "qwen2-7b"),
+        *("qwen3-8b", "phi-3-mini"),
         *("vit-base", "vit-large"),
     ],
 )
@@ -261,7 +263,7 @@ def test_newer_models_have_their_published_parameters(
     [
         (MIXTRAL, 12.9e9, 2),
         (QWEN3_30B, 3.3e9, 2),
-        (DEEPSEEK_V3, 37e9, 2),
+        (DEEPSEEK_V3 | {"num_nextn_predict_layers": 0}, 37e9, 2),
         (GPT_OSS_20B, 3.6e9, 1),
     ],
     ids=["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b"],
@@ -279,9 +281,16 @@ def test_a_token_meets_the_published_active_parameters(
     assert met == pytest.approx(active, rel=0.02)
 
 
+def test_modules_for_more_tokens_are_trained_unless_the_file_says_otherwise() -> None:
+    assert read(DEEPSEEK_V3).mtp_layers == 1
+    assert read(DEEPSEEK_V2_LITE).mtp_layers == 0
+    section = ModelSection(config="config.json", mtp_layers=0)
+    assert model_shape(section, json.dumps(DEEPSEEK_V3)).mtp_layers == 0
+
+
 def test_what_is_not_counted_is_told() -> None:
     assert read(GPT_OSS_20B).not_counted[0] == "attention sinks"
-    assert read(DEEPSEEK_V3).not_counted == ("1 layer of multi-token prediction",)
+    assert read(DEEPSEEK_V3).not_counted == ()
     assert read(MIXTRAL).not_counted == ()
 
 

@@ -112,7 +112,7 @@ def test_memory_moves_the_cuts_before_it_makes_a_plan_infeasible() -> None:
         (1, 4, (BLOCKS, MEGATRON), "pp does not divide the blocks: pp 4, 6 blocks"),
         (1, 16, (SIXTEEN,), "more stages than layers: pp 16, 9 layers"),
         (4, 1, (TWO_HEADS,), "tp does not divide the attention heads: tp 4, num_heads 2"),
-        (2, 1, (GROUPED,), "tp does not divide the attention heads: tp 2, num_key_value_heads 1"),
+        (2, 1, (GROUPED,), "tp does not divide the key/value heads: tp 2, num_key_value_heads 1"),
     ],
 )
 def test_candidates_that_no_strategy_can_have_are_told(

@@ -7,6 +7,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment, OwnProgram, Pattern
+from amp_ray.inputs.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
@@ -14,7 +15,6 @@ from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.job_file import ds_config
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, Launch, rank_commands
-from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.trials.own_program.program import (
     check_program,
     command_values,

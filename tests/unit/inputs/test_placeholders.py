@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, Values, fill_argument, fill_text
+from amp_ray.inputs.placeholders import PLACEHOLDERS, Values, fill_argument, fill_text
 
 VALUES = Values(
     texts={"tp": "2", "pp": "4"},
