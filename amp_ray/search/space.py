@@ -310,22 +310,23 @@ def with_degrees(experiment: Experiment, options: StageOptions, tp: int, dp: int
 
 def with_one_zero(
     experiment: Experiment, stages: Sequence[StageOptions]
-) -> tuple[StageOptions, ...]:
+) -> tuple[list[StageOptions], ...]:
     """Return stages with one ZeRO setting that the runtime has for them; empty if there is none."""
-    settings, choices = {options.zero for options in stages}, _zero_of_groups(experiment, stages)
-    if len(settings) == 1 and settings <= {*choices}:
-        return tuple(stages)
+    settings, every = {options.zero for options in stages}, with_every_zero(experiment, stages)
+    if len(settings) == 1 and [*stages] in every:
+        return ([*stages],)
     most = max(setting.stage for setting in settings)
-    zero = [choice for choice in choices if choice.stage <= most][-1:] or choices[:1]
-    return tuple(replace(options, zero=choice) for choice in zero for options in stages)
+    return tuple(able for able in every if able[0].zero.stage <= most)[-1:] or every[:1]
 
 
-def _zero_of_groups(experiment: Experiment, stages: Sequence[StageOptions]) -> tuple[Zero, ...]:
-    """Return the ZeRO settings of stages that may differ, as `zero_choices`."""
+def with_every_zero(
+    experiment: Experiment, stages: Sequence[StageOptions]
+) -> tuple[list[StageOptions], ...]:
+    """Return stages with each ZeRO setting that the runtime has for them."""
     dps, pp = [options.dp for options in stages], len(stages)
     choices = zero_choices(experiment, max(options.tp for options in stages), max(dps), pp)
     return tuple(
-        zero
+        [replace(options, zero=zero) for options in stages]
         for zero in choices
         if not any(dp % (zero.shard_ranks or 1) for dp in dps)
         and experiment.traits.why_no_zero(zero, pp) is None
@@ -352,8 +353,7 @@ def with_other_options(
             yield changed
             for index, options in enumerate(changed):
                 yield [*stages[:index], options, *stages[index + 1 :]]
-    for zero in _zero_of_groups(experiment, stages):
-        yield [replace(options, zero=zero) for options in stages]
+    yield from with_every_zero(experiment, stages)
 
 
 def with_most_recompute(experiment: Experiment, candidate: Candidate) -> Candidate:

@@ -29,7 +29,13 @@ from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
-from amp_ray.search.space import may_be_group, with_degrees, with_one_zero, with_other_options
+from amp_ray.search.space import (
+    may_be_group,
+    with_degrees,
+    with_every_zero,
+    with_one_zero,
+    with_other_options,
+)
 from amp_ray.strategies.candidate import ONE_RANK, StageOptions
 from amp_ray.strategies.strategy import Strategy
 
@@ -89,9 +95,15 @@ def moved_plans(
         safest = replace(fastest, only_safe=True, best=None, seen=set(), climbed=set(), waiting=[])
         safest.spare = fastest.spare + effort.max_moved_devices // 2
         safest.run([*starts, *([fastest.safe] if fastest.safe else [])])
-        if safest.safe is not None:  # with cuts for all the memory it may be faster than any plan
-            fastest.note(fastest.climb(safest.safe))
-        best = [fastest.best, safest.safe]
+        if safest.safe is not None:  # with all the memory it may lead to faster plans
+            before, start = fastest.best, fastest.climb(safest.safe)
+            for plan in (safest.safe, start):
+                fastest.note(plan)
+            if fastest.best is not before:
+                # New cuts to keep: layouts that it has seen may now be faster
+                fastest.seen, fastest.spare = set(), safest.spare + effort.max_moved_devices // 4
+                fastest.run([start])
+        best = [fastest.best, fastest.safe]
     return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in starts]
 
 
@@ -166,7 +178,7 @@ class SimulatedSearch:
             key: The layout's key.
             layout: The stages.
             num_steps: Number of micro-batches.
-            moved: The plan that was moved; its cuts are tried too.
+            moved: The plan that was moved; its cuts are tried too, as far as they remain.
         """
         assert self.best is not None
         model, limit_s = self.moves.cost_model, self.best.iteration_time_s
@@ -190,8 +202,7 @@ class SimulatedSearch:
         experiment = self.moves.experiment
         scale = safe_memory_fraction(experiment.constants) if self.only_safe else 1.0
         every = [best_bounds(experiment, costs, self.effort, memory_scale=scale)]
-        if len(layout) == moved.pp and moved.bounds not in every:
-            every.append(moved.bounds)
+        every += [bounds for bounds in kept_bounds(layout, moved) if bounds not in every]
         least = {bounds: model.least_s(costs, bounds, limit_s) for bounds in every}
         near = [bounds for bounds in every if least[bounds] <= limit_s]
         if not near:
@@ -208,6 +219,7 @@ class SimulatedSearch:
         if plan.iteration_time_s > near_s or time_key in self.climbed:
             return plan
         self.climbed.add(time_key)
+        self.note(plan)  # a faster one may be risky
         return self.climb(plan)
 
     def climb(self, plan: Estimate) -> Estimate:
@@ -271,18 +283,24 @@ class Moves:
             self._exchanged,
         )
         batch = self.experiment.global_batch_size
+        shards = any(use.options.dp > 1 for use in layout)
+        # Where nothing could be sharded, the plan's ZeRO setting was no choice
+        choices = self._with_one_zero if shards else self._with_every_zero
         for changed in chain.from_iterable(move(layout) for move in moves):
             moved = tuple(use for use in changed if use is not None)
             if moved and len(moved) == len(changed) and self._within_limits(moved):
-                options = self._able(tuple(use.options for use in moved))
-                if options:
+                for options in choices(tuple(use.options for use in moved)):
                     pairs = zip(moved, options, strict=True)
                     able = tuple(use._replace(options=option) for use, option in pairs)
                     yield able, batch // sum(able[0].shares)
 
     @memoised
-    def _able(self, stages: tuple[StageOptions, ...]) -> tuple[StageOptions, ...]:
+    def _with_one_zero(self, stages: tuple[StageOptions, ...]) -> tuple[list[StageOptions], ...]:
         return with_one_zero(self.experiment, stages)
+
+    @memoised
+    def _with_every_zero(self, stages: tuple[StageOptions, ...]) -> tuple[list[StageOptions], ...]:
+        return with_every_zero(self.experiment, stages)
 
     def _device_moves(self, layout: Layout) -> Iterator[Changed]:
         """Move devices of one node from a stage to another, let some rest, or use resting ones."""
@@ -526,3 +544,14 @@ def _with(layout: Layout, changed: Mapping[int, Use | None]) -> Changed:
     """Return the layout with some stages changed or ended."""
     uses = (changed.get(index, use) for index, use in enumerate(layout))
     return tuple(use for use in uses if use is not END)
+
+
+def kept_bounds(layout: Layout, moved: Strategy) -> Iterator[tuple[int, ...]]:
+    """Yield the cuts of a moved plan; if two stages are joined or one ended, one cut fewer."""
+    if len(layout) == moved.pp:
+        yield moved.bounds
+    elif len(layout) == moved.pp - 1:
+        uses = enumerate(layout[:-1])
+        changed = (index for index, use in uses if use.devices != moved.devices(index))
+        place = next(changed, len(layout) - 1)
+        yield (*moved.bounds[: place + 1], *moved.bounds[place + 2 :])

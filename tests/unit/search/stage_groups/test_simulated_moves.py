@@ -16,6 +16,7 @@ from amp_ray.search.stage_groups.simulated_moves import (
     Layout,
     Moves,
     Use,
+    kept_bounds,
     layout_of,
     moved_plans,
     strategy_of,
@@ -23,6 +24,7 @@ from amp_ray.search.stage_groups.simulated_moves import (
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy
+from amp_ray.strategies.zero import Zero
 from support.annealing_oracle import Annealing
 from support.experiments import experiment_from
 from support.small_clusters import small_cluster
@@ -165,6 +167,48 @@ def test_moves_have_every_zero_setting_that_the_runtime_has(runtime: str) -> Non
     whole = range(traits.min_zero_stage, traits.max_zero_stage + 1)
     assert {zero.stage for pp, zero in one if pp == 1} == set(whole)
     assert {zero.stage for pp, zero in two if pp == 2} == set(traits.pipeline_zero_stages)
+
+
+def test_moves_that_first_make_replicas_try_every_zero_setting() -> None:
+    text = NODES.replace("name: three", "name: three\nruntime: deepspeed\nzero_stage: auto")
+    model = CostModel(experiment=experiment_from(text))
+    (use,) = _layout(model, ((0,),))
+    joined = {
+        use.options.zero.stage
+        for (use, *more), _ in moves(model, (1, 2)).of((use._replace(shares=(12,)),))
+        if not more and use.options.dp == 2
+    }
+    assert joined == {0, 1, 2, 3}
+
+
+def test_a_plan_with_zero_keeps_its_setting_in_most_moves() -> None:
+    text = NODES.replace("name: three", "name: three\nruntime: deepspeed\nzero_stage: auto")
+    model = CostModel(experiment=experiment_from(text))
+    (use,) = _layout(model, ((0, 1),))
+    start = use._replace(options=replace(use.options, zero=Zero(stage=1)))
+    wider = [
+        layout[0].options.zero.stage
+        for layout, _ in moves(model, (1, 2)).of((start,))
+        if len(layout) == 1 and layout[0].options.dp == 3
+    ]
+    assert set(wider) == {1}
+
+
+def test_joined_and_ended_stages_keep_the_cuts_of_the_rest() -> None:
+    model = CostModel(experiment=experiment_from(NODES))
+    first, second, third = start = _layout(model, ((0,), (1,), (2,)))
+    moved = strategy_of(start, 3, (0, 2, 5, 8))
+    whole = first._replace(replicas=(*first.replicas, *second.replicas), shares=(2, 2))
+    bounds = {
+        (whole, third): (0, 5, 8),
+        (second, third): (0, 5, 8),
+        (first, third): (0, 2, 8),
+        (first, second): (0, 2, 8),
+        (third, second, first): (0, 2, 5, 8),
+    }
+    for layout, kept in bounds.items():
+        assert list(kept_bounds(layout, moved)) == [kept]
+    assert not list(kept_bounds((whole,), moved))
 
 
 @pytest.mark.parametrize(("runtime", "able"), [("torch", {False, True}), ("deepspeed", {False})])
