@@ -7,6 +7,7 @@ are the code's own; a meaning is the text at each key, field, option or function
 
 import ast
 import inspect
+import json
 import re
 import sys
 import types
@@ -268,6 +269,34 @@ def _effort() -> str:
 # ----------------------------------------------------------------------------- commands
 
 
+def _errors() -> str:
+    """Return the errors of published tables without calibration, as they were last recorded."""
+    recorded = json.loads((TOP / "tests" / "golden" / "accuracy.json").read_text(encoding="utf-8"))
+    rows = (
+        [section, label, _count_of(figures), *map(_percent, map(figures.get, _ERRORS))]
+        for section, labels in recorded.items()
+        for label, figures in labels.items()
+        if not label.startswith(("band", "fit", "3 ", "5 ", "8 "))
+        and figures.keys() & {"mean_error", "median_error", "refused_fraction"}
+        and section != "coverage"
+    )
+    return _table(
+        "section | rows | number | mean | median | .90 quantile | bias | said not to fit", rows
+    )
+
+
+_ERRORS: Final = ("mean_error", "median_error", "p90_error", "bias", "refused_fraction")
+
+
+def _count_of(figures: Mapping[str, float]) -> str:
+    count = figures.get("num_rows", figures.get("num_peaks"))
+    return "" if count is None else f"{count:.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100.0 * share:.1f} %"
+
+
 def _commands() -> str:
     """Return the help of every command."""
     context = click.Context(commands, info_name="amp-ray", **commands.context_settings)
@@ -496,6 +525,7 @@ _PARTS: Final[Mapping[str, Callable[..., str]]] = {
     "commands": _commands,
     "devices": _devices,
     "effort": _effort,
+    "errors": _errors,
     "fields": _fields,
     "keys": _keys,
     "launched": _launched,
