@@ -43,7 +43,7 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
         'tp 2, dp 1, pp 2, micro-batch 4, recompute full'
     >>> kinds = ["none", {"kind": "full", "layers": 5}, "none"]
     >>> plan_text({"tp": 1, "pp": 3, "dp": 1, "micro_batch_size": 4, "recompute": kinds})
-    'tp 1, dp 1, pp 3, micro-batch 4, recompute none / full of 5'
+    'tp 1, dp 1, pp 3, micro-batch 4, recompute none / full in 5 blocks'
     >>> plan_text({"tp": None, "dp": None, "pp": None, "micro_batch_size": 4, "bounds": None})
     'stages of their own, micro-batch 4'
     """
@@ -80,7 +80,7 @@ def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of
     if isinstance(recompute, str):
         return recompute
     if isinstance(recompute, Mapping):
-        return f"{recompute['kind']} of {recompute['layers']}"
+        return f"{recompute['kind']} in {counted(recompute['layers'], 'block')}"
     return " / ".join(dict.fromkeys(map(_kind, recompute)))
 
 
