@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
+from amp_ray.clusters.device import resembles
 from amp_ray.runtime.hosts.agent import job
 from amp_ray.trials.doctor.checks import (
     LOG_BYTES,
     check_devices,
     check_hosts,
-    resembles,
     visible_gpus,
 )
 from amp_ray.trials.doctor.findings import Finding, HostReport
