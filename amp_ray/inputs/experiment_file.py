@@ -270,10 +270,9 @@ class _Builder:
         if checked.zero_stage is None and space == "operator":
             stage = 0
         if stage == "auto" and space != "operator":
-            for key in ("shard_ranks", "reshard_after_forward"):
-                if getattr(checked, key) is not None:
-                    message = f"zero_stage auto chooses it: set zero_stage too, or leave {key} out"
-                    document.refuse(message, key)
+            if shard_ranks is not None:
+                message = "zero_stage auto chooses it: set zero_stage too, or leave shard_ranks out"
+                document.refuse(message, "shard_ranks")
             return AUTO_STAGE
         if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or shard_ranks):
             message = (

@@ -46,10 +46,9 @@ def test_out_of_memory_has_its_own_code(run_trial: Callable[..., Ended]) -> None
 def test_recompute_fits_where_the_plain_run_is_out_of_memory(
     run_trial: Callable[..., Ended],
 ) -> None:
-    # 28 blocks of 512 samples, 64 tokens and width 32 keep 60 MB each; an input is 4 MB.
-    batch = {"micro_batch_size": 512, "num_micro_batches": 1, "global_batch_size": 512}
-    job = make_job("gpt2", bounds=[0, 31], steps=1, warmup_steps=0, **batch)
-    job["model"] = gpt2(num_layers=28, sequence_length=64, vocab_size=64)
+    # 28 blocks of 8 samples, 1024 tokens and width 128 keep 60 MB each; an input is 4 MB.
+    job = make_job("gpt2", bounds=[0, 31], steps=1, warmup_steps=0)
+    job["model"] = gpt2(num_layers=28, hidden_size=128, sequence_length=1024, vocab_size=64)
     limited = {"rank": 0, "step": 0, "how": "limit_memory"}
     assert cause(run_trial(job, fault=limited))["cause"] == "out_of_memory"
     job["strategy"]["recompute"] = {"kind": "full", "layers": 27}
