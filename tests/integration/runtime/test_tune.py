@@ -100,8 +100,10 @@ def test_a_script_proves_its_plan_by_trials_and_their_table_answers_the_next_stu
         for study in (result, replayed)
     )
     assert replayed_s == pytest.approx(measured_s)
-    # The first study weighs unsteady times with predictions; the table has times and no spread.
-    assert replayed["best"]["measured_s"] == pytest.approx(min(measured_s.values()))
+    # On a busy machine times may be unsteady, in the table, too: then they count with predictions.
+    is_steady = replayed["recommendation"]["rests_on"] == "measured"
+    times_s = [min(measured_s.values())] if is_steady else [*measured_s.values()]
+    assert replayed["best"]["measured_s"] in map(pytest.approx, times_s)
 
 
 def test_ctrl_c_ends_the_trial_which_runs_again_when_the_study_goes_on(place: Place) -> None:
