@@ -9,7 +9,6 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,15 +33,9 @@ from amp_ray.trials.profile.tables import slice_files
 from support.experiments import experiment_from
 from support.host_cluster import HostCluster, why_unavailable
 
-from .conftest import HANG_GUARD_S, Bench, require
+from .conftest import HANG_GUARD_S, NEEDS_TRAINING, Bench, require
 
-pytestmark = [
-    pytest.mark.hosts,
-    pytest.mark.skipif(
-        not (find_spec("torch") and find_spec("deepspeed")),
-        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
-    ),
-]
+pytestmark = [pytest.mark.hosts, NEEDS_TRAINING]
 
 SHAPED_BITS_PER_S = 200_000_000
 SHAPED_GBIT_PER_S = 0.2

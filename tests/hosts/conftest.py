@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
 
 HANG_GUARD_S = 300.0
 """Limit against hangs; nothing takes so long, even on a slow and busy machine."""
+
+NEEDS_TRAINING = pytest.mark.skipif(
+    not (find_spec("torch") and find_spec("deepspeed")),
+    reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+)
 
 CONNECT_S = 60.0
 """Limit for a connection; a host that is down is told by the network before."""

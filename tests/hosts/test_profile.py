@@ -1,6 +1,5 @@
 """A profile over SSH: one host measures layers and slices, two hosts the link between them."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,9 @@ from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA
 from support.experiments import experiment_from
 
-from .conftest import Bench, MakeCluster
+from .conftest import NEEDS_TRAINING, Bench, MakeCluster
 
-pytestmark = [
-    pytest.mark.hosts,
-    pytest.mark.skipif(
-        not (find_spec("torch") and find_spec("deepspeed")),
-        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
-    ),
-]
+pytestmark = [pytest.mark.hosts, NEEDS_TRAINING]
 
 LINK_BITS_PER_S = 500_000_000
 EXPERIMENT = """\

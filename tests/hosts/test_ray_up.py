@@ -22,6 +22,8 @@ import yaml
 from amp_ray.runtime.ray.address import START_VARIABLE
 from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
 
+from .conftest import NEEDS_TRAINING
+
 pytestmark = pytest.mark.hosts
 
 NUM_WORKERS: Final = 2
@@ -253,10 +255,7 @@ def test_an_experiment_runs_from_the_heads_home(cluster: Cluster) -> None:
     assert len(plan["ranking"]) == 2
 
 
-@pytest.mark.skipif(
-    not (importlib.util.find_spec("torch") and importlib.util.find_spec("deepspeed")),
-    reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
-)
+@NEEDS_TRAINING
 def test_a_submitted_script_proves_its_plan_by_trials_on_all_hosts(cluster: Cluster) -> None:
     home = cluster.home(cluster.laptop)
     script = cluster.repository / "experiments" / "het_cluster.py"

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,9 @@ from support.host_cluster import HostCluster
 from support.losses import TOLERANCE, largest_difference
 from support.trial_runs import Trials, were_warm
 
-from .conftest import Bench, MakeCluster
+from .conftest import NEEDS_TRAINING, Bench, MakeCluster
 
-pytestmark = [
-    pytest.mark.hosts,
-    pytest.mark.skipif(
-        not (find_spec("torch") and find_spec("deepspeed")),
-        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
-    ),
-]
+pytestmark = [pytest.mark.hosts, NEEDS_TRAINING]
 
 TEXT = """\
 name: tiny

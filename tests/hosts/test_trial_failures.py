@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -21,16 +20,10 @@ from support.host_cluster import HostCluster, why_unavailable
 from support.launching import warm
 from support.trial_runs import events_of
 
-from .conftest import Bench, require
+from .conftest import NEEDS_TRAINING, Bench, require
 from .trial_bench import ALL_SLOTS, MANY_STEPS, PIPELINE, SETTINGS, UNEQUAL, Ended, TrialBench
 
-pytestmark = [
-    pytest.mark.hosts,
-    pytest.mark.skipif(
-        not (find_spec("torch") and find_spec("deepspeed")),
-        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
-    ),
-]
+pytestmark = [pytest.mark.hosts, NEEDS_TRAINING]
 
 PROMPT_S = 1.0
 SLOWER = 60.0

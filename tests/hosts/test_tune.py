@@ -19,7 +19,7 @@ import pytest
 from support.driven_study import HANG_GUARD_S, DrivenStudy, finish
 from support.host_cluster import NamespaceHost
 
-from .conftest import Bench, MakeCluster, wait_for
+from .conftest import NEEDS_TRAINING, Bench, MakeCluster, wait_for
 
 pytestmark = pytest.mark.hosts
 
@@ -191,10 +191,7 @@ def make_study(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[MakeStudy]
         assert [path.name for path in study.scratch.glob("*")] == []
 
 
-@pytest.mark.skipif(
-    not (find_spec("torch") and find_spec("deepspeed")),
-    reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
-)
+@NEEDS_TRAINING
 def test_a_study_over_ssh_is_planned_measured_and_kept(make_study: MakeStudy) -> None:
     study = make_study(step_s=None)
     done = study.run("--budget", "3", "--json")

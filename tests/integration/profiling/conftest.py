@@ -16,12 +16,10 @@ DEADLINE_S = 1800.0
 """Limit against hangs; a script takes less than a minute on an idle machine."""
 
 
-def run_script(name: str, folder: Path, experiment: str, *arguments: str) -> dict[str, Any]:
-    """Write an experiment as ``e.yaml``, run a script on it, and return the script's result."""
-    (folder / "e.yaml").write_text(experiment, encoding="utf-8")
-    script = REPOSITORY / "experiments" / name
+def run_python(folder: Path, *words: str) -> str:
+    """Run Python in a folder, with this repository to import from, and return its output."""
     ended = subprocess.run(
-        [sys.executable, str(script), *arguments, "--result", "result.json"],
+        [sys.executable, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
         cwd=folder,
         capture_output=True,
@@ -30,5 +28,13 @@ def run_script(name: str, folder: Path, experiment: str, *arguments: str) -> dic
         timeout=DEADLINE_S,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def run_script(name: str, folder: Path, experiment: str, *arguments: str) -> dict[str, Any]:
+    """Write an experiment as ``e.yaml``, run a script on it, and return the script's result."""
+    (folder / "e.yaml").write_text(experiment, encoding="utf-8")
+    script = REPOSITORY / "experiments" / name
+    run_python(folder, str(script), *arguments, "--result", "result.json")
     found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return found

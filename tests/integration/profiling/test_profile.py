@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,9 @@ import yaml
 
 from support.commands import Run
 
-pytestmark = pytest.mark.integration
+from .conftest import run_python
 
-REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 900.0
-"""Limit against hangs; the longest run takes 20 s on an idle machine."""
+pytestmark = pytest.mark.integration
 
 MODEL: dict[str, Any] = {
     "family": "gpt2",
@@ -73,17 +68,8 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     folder = tmp_path_factory.mktemp("profile")
     (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
     command = ("profile", "e.yaml", "-o", "profile", "--json", "--seconds", "3600")
-    ended = subprocess.run(
-        [sys.executable, "-m", "amp_ray", *command, "--token-slices"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return Profiled(folder=folder, result=json.loads(ended.stdout))
+    out = run_python(folder, "-m", "amp_ray", *command, "--token-slices")
+    return Profiled(folder=folder, result=json.loads(out))
 
 
 def test_everything_was_measured_once(profiled: Profiled) -> None:
