@@ -52,8 +52,8 @@ def second_population(
     They are less than half of the trials, lie beyond a gap in the measured seconds per slot of the
     pipeline that the constants leave, and the fit to the other trials does not explain them: half
     of them or more are slower than its prediction by `UNEXPLAINED` of its sigmas, whose error is at
-    least the one that was expected. A wrong constant
-    leaves such a gap too, but the other trials then show it, or the prediction is as uncertain.
+    least the one that was expected. A wrong constant leaves such a gap too, but the other trials
+    then show it, or the prediction is as uncertain.
 
     Args:
         problem: Logarithms of predicted over measured times, with priors so wide that the constants

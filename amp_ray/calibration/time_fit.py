@@ -28,6 +28,7 @@ from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.populations import second_population
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Point, Predictor
 from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE
+from amp_ray.memo import memoised
 
 _FURTHEST: Final = 1.5  # prior sigmas of one step: beyond, the linear model is not trusted
 _CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends the search
@@ -245,6 +246,7 @@ class TimeTrials:
                 return reached
         return start
 
+    @memoised
     def left_out_times(self, fitted: TimeFit) -> list[float]:
         """Predict every trial from the other trials, in s, by the linear model around the mode."""
         times = []

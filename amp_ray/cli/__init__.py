@@ -36,6 +36,8 @@ class _Commands(click.Group):
         return sorted(self.names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
         # Unless the name is a command's, click suggests a similar one of all commands
         for name in (cmd_name,) if cmd_name in MODULES else MODULES:
             module = import_module(f"amp_ray.cli.{MODULES[name]}")

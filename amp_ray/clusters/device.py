@@ -18,6 +18,9 @@ _NO_FLASH_ATTENTION: Final = ("T4", "P100-16", "V100-16", "V100-32")
 """NVIDIA boards below compute capability 8.0, which FlashAttention-2 and cuDNN's fused attention
 need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTorch)."""
 
+_PCIE_4_BYTES_PER_S: Final = 31.5 * GIGA
+"""Rate of 16 lanes of PCIe 4 in one direction."""
+
 _MEASURED: Final = (
     *("T4", "V100-16", "A100-40", "A100-80", "H100", "H800", "H200", "B200", "B300"),
     *("GB200", "GB300"),
@@ -82,7 +85,7 @@ class Device:
     link_bytes_per_s: float | None = None
     link_fraction: float = 0.5  # share of it that long all-reduces in a node reach
     # Rate to the host's memory in one direction; 16 lanes of PCIe 4 if nothing else is stated
-    host_bytes_per_s: float = 31.5 * GIGA
+    host_bytes_per_s: float = _PCIE_4_BYTES_PER_S
     # Memory of a training process before its first tensor; None for GPUs, where the runtime's
     # traits have it
     context_bytes: int | None = None
@@ -259,7 +262,7 @@ _HOST_LINKS: Final = {
 """Boards by GB/s to the host's memory in one direction, from the same data sheets; all others have
 PCIe 4."""
 
-_HOST_LINK_OF: Final = {name: rate for rate, names in _HOST_LINKS.items() for name in names}
+_HOST_LINK_OF: Final = {name: rate * GIGA for rate, names in _HOST_LINKS.items() for name in names}
 
 _FASTEST_PCIE: Final = 63.0 * GIGA
 
@@ -294,7 +297,7 @@ def _device(row: _Row) -> Device:
         gemm_fraction=gemm_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         link_fraction=_REACHED if _LINK_OF.get(name) in _SWITCHED_LINKS else 0.5,
-        host_bytes_per_s=_HOST_LINK_OF.get(name, 31.5) * GIGA,
+        host_bytes_per_s=_HOST_LINK_OF.get(name, _PCIE_4_BYTES_PER_S),
         source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",
     )
 

@@ -285,13 +285,7 @@ class RuntimeTraits:
 
         See `RECOMPUTED`.
         """
-        return _recomputed(
-            (
-                self.recomputes_norms,
-                self.recomputes_expert_activations,
-                self.recomputes_latent_projections,
-            )
-        )
+        return _recomputed(tuple(name for name in RECOMPUTED if getattr(self, name)))
 
     def __post_init__(self) -> None:
         """Raise if the cost model cannot price a trait, or the launch limit leaves no time."""
@@ -616,9 +610,9 @@ product."""
 
 
 @cache
-def _recomputed(chosen: tuple[bool, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of `RECOMPUTED` for the traits that are chosen, in its order."""
-    parts = [part for part, is_chosen in zip(RECOMPUTED.values(), chosen, strict=True) if is_chosen]
+def _recomputed(traits: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of `RECOMPUTED` for some traits."""
+    parts = [RECOMPUTED[trait] for trait in traits]
     again, free = (frozenset(name for part in parts for name in part[i]) for i in (0, 1))
     return again, free
 

@@ -77,6 +77,11 @@ def _transferred(name: str) -> Callable[[Sources], Figures]:
     return compute
 
 
+def _peaks(table: Published) -> Figures:
+    """Return the figures of a table's peaks beside those of its times."""
+    return {"peaks": today_jobs.memory_figures(table.rows, "largest")["no measurement"]}
+
+
 def _of_table(name: str, *parts: Callable[[Published], Figures]) -> Callable[[Sources], Figures]:
     """Return what computes the figures of a table, part by part."""
 
@@ -199,9 +204,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
         compute=_of_table(
             "simumax",
             lambda table: today_jobs.time_figures(table.rows),
-            lambda table: {
-                "peaks": today_jobs.memory_figures(table.rows, "largest")["no measurement"]
-            },
+            _peaks,
             today_jobs.not_expressible,
         ),
     ),
@@ -237,9 +240,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
         compute=_of_table(
             "mlperf",
             lambda table: today_jobs.time_figures(table.rows),
-            lambda table: {
-                "peaks": today_jobs.memory_figures(table.rows, "largest")["no measurement"]
-            },
+            _peaks,
             lambda table: today_jobs.refusals(table.rows),
             today_jobs.not_expressible,
         ),
