@@ -54,6 +54,15 @@ PAD_BYTES: Final = 4
 before the first product, and back after the second, in both passes (Transformer Engine's
 `Fp8Padding` and `Fp8Unpadding`, in Megatron-core's `TEGroupedMLP`)."""
 
+ADDRESS_INSTRUCTIONS: Final = 50
+"""Instructions with which a kernel of PyTorch finds, loads, processes and stores an element of a
+strided or repeated tensor in half precision, one by one: negation 42, comparison 46, clamp 48,
+product 52, choice 55 in two dimensions; in three 12 to 15 more. Read off the machine code of torch
+2.11 for compute capability 10.0 along the path of these shapes."""
+
+ADDRESSED_BYTES: Final = 4
+"""Traffic of such an element: read and written."""
+
 BACKWARD_KERNELS_PER_FORWARD: Final = 2
 """Gradients of the input and of the weight."""
 
@@ -365,11 +374,25 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         rank.device,
         constants,
     )
+    forward_s += samples * op.addressed[0] * addressed_s(rank.device, constants)
+    backward_s += samples * op.addressed[1] * addressed_s(rank.device, constants)
     if op.flops:
         busy_s = samples * op.flops / attention_rate(op, rank.beside_fp8, constants)
         forward_s = max(forward_s, busy_s)
         backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS / FUSED_BACKWARD_RATE * busy_s)
     return Phases(forward_s=forward_s, backward_s=backward_s)
+
+
+def addressed_s(device: Device, constants: Constants) -> float:
+    """Return seconds of an element beyond its traffic in kernels that address elements one by one.
+
+    A device issues a limited number of instructions per second. Where its memory is faster
+    (Blackwell), they decide.
+    """
+    if device.instructions_per_s is None:
+        return 0.0
+    traffic_s = stream_s(ADDRESSED_BYTES, 0, device, constants)
+    return max(0.0, ADDRESS_INSTRUCTIONS / device.instructions_per_s - traffic_s)
 
 
 def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
