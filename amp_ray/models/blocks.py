@@ -377,16 +377,19 @@ def gelu(inner: int, *, fused: bool) -> Elementwise:
     )
 
 
-def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
+def gated(name: str, inner: int, *, fused: bool = False, is_weighed: bool = False) -> Elementwise:
     """Return the activation of one half of the inner width, times the other half.
 
-    If fused, one kernel reads both halves (backward: and the gradient) and saves only them.
+    If fused, one kernel reads both halves (backward: and the gradient) and saves only them. Where
+    the router's weight multiplies the result, another one reads them again for the gradient of that
+    weight: a sum, which torch.compile does not join with a kernel of the width of both halves
+    (Megatron-core 0.16, `weighted_swiglu_back`; torch 2.13, `cat` in _inductor/lowering.py).
     """
     if fused:
         return Elementwise(
             name=name,
             forward_elements=3 * inner,
-            backward_elements=5 * inner,
+            backward_elements=(8 if is_weighed else 5) * inner,
             sharded=True,
             saved_elements=2 * inner,
         )
