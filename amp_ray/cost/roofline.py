@@ -237,6 +237,12 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     )
 
 
+def is_cast(gemm: Gemm, rank: Rank) -> bool:
+    """Return whether the host casts an operand of a product in each pass, outside of loops."""
+    in_fp8 = rank.precision == "fp8" and gemm.has_weight and not gemm.keeps_precision
+    return in_fp8 and not (gemm.is_expert and rank.expert_streams)
+
+
 def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:
     """Return the kernels of both passes that the host launches expert by expert."""
     if not (gemm.is_expert and rank.expert_streams):
