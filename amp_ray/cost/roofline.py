@@ -380,8 +380,10 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         rank.device,
         constants,
     )
-    forward_s += samples * op.addressed[0] * addressed_s(rank.device, constants)
-    backward_s += samples * op.addressed[1] * addressed_s(rank.device, constants)
+    if any(op.addressed):
+        beyond_s = samples * addressed_s(rank.device, constants)
+        forward_s += op.addressed[0] * beyond_s
+        backward_s += op.addressed[1] * beyond_s
     if op.flops:
         busy_s = samples * op.flops / attention_rate(op, rank.beside_fp8, constants)
         forward_s = max(forward_s, busy_s)
