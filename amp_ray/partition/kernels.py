@@ -9,10 +9,10 @@ so one bound costs O(options x layers). Layer counts that cannot lead to an end 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import float64, int64, njit
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept
+from amp_ray.jit import kept, tuple_type
 
 # Numba compiles each function alone, and again where it is called. So there are few of them. Python
 # calls only those without an underscore, which alone get wrappers and files in the on-disk cache.
@@ -86,7 +86,14 @@ class StepEndArrays(NamedTuple):
     least_s: FloatArray  # shape ``(B,)``. Lower bound of the term in any chain.
 
 
-@kept(**OUTER)
+# The fields' types, in order. With them a kernel is compiled where it stands: after its helpers.
+_PROGRAMME = tuple_type(
+    Programme, "f2r f2 f2 f2 i2 i1r i2 i1 i1 f1 f2 f2 b1 i1 i1 i1 i1 i1 f1 b1 i1 i1"
+)
+_SCRATCH = tuple_type(Scratch, "i2 i1 i1 i1 f2 i2 i2 i1 f1 i1 i1")
+
+
+@kept((int64[::1],) * 4, **OUTER)
 def count_stages(
     option_from: IntArray, option_to: IntArray, fewest: IntArray, most: IntArray
 ) -> None:
@@ -104,43 +111,6 @@ def count_stages(
     for option in range(option_to.size - 1, -1, -1):
         state, to_state = option_from[option], option_to[option]
         most[state] = max(most[state], most[to_state] - 1)
-
-
-@kept(**OUTER)
-def cheapest_chain(
-    cap_s: float, programme: Programme, scratch: Scratch
-) -> tuple[float, float, int, float]:
-    """Place all layers at the smallest sum with no stage slower than ``cap_s``.
-
-    Args:
-        cap_s: Bound on the bottleneck time of every stage; may be infinite.
-        programme: The problem.
-        scratch: Overwritten; ``path_start`` and ``path_option`` hold the chain.
-
-    Returns:
-        ``(sum_s, slowest_s, num_stages, next_cap_s)``. Without a chain the sum is infinite and
-        ``next_cap_s > cap_s`` is a cap below which none exists.
-    """
-    next_cap_s = _fill_first(cap_s, programme, scratch)
-    if scratch.first[0] > 0:
-        return np.inf, np.inf, 0, next_cap_s
-    _fill_cost(cap_s, programme, scratch)
-    num_layers = programme.time_prefix_s.shape[1] - 1
-    sum_s, slowest_s, num_stages, state, end = np.inf, 0.0, 0, -1, num_layers
-    for final in range(programme.is_final.size):  # the lowest of equals
-        reached = programme.is_final[final] and scratch.high[final] == num_layers
-        if reached and scratch.cost_s[final, num_layers] < sum_s:
-            sum_s, state = scratch.cost_s[final, num_layers], final
-    if state < 0:
-        return np.inf, np.inf, 0, np.nextafter(cap_s, np.inf)
-    while end > 0:
-        start, option = scratch.start[state, end], scratch.option[state, end]
-        bottleneck_s = _bottleneck_s(programme.option_class[option], start, end, programme)
-        slowest_s = max(slowest_s, bottleneck_s)
-        scratch.path_start[num_stages], scratch.path_option[num_stages] = start, option
-        num_stages += 1
-        state, end = programme.option_from[option], start
-    return sum_s, slowest_s, num_stages, next_cap_s
 
 
 @njit(**INNER)
@@ -254,6 +224,43 @@ def _bottleneck_s(row: int, start: int, end: int, programme: Programme) -> float
     end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
     start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
     return float((end_s - start_s) + programme.class_overhead_s[row])
+
+
+@kept((float64, _PROGRAMME, _SCRATCH), **OUTER)
+def cheapest_chain(
+    cap_s: float, programme: Programme, scratch: Scratch
+) -> tuple[float, float, int, float]:
+    """Place all layers at the smallest sum with no stage slower than ``cap_s``.
+
+    Args:
+        cap_s: Bound on the bottleneck time of every stage; may be infinite.
+        programme: The problem.
+        scratch: Overwritten; ``path_start`` and ``path_option`` hold the chain.
+
+    Returns:
+        ``(sum_s, slowest_s, num_stages, next_cap_s)``. Without a chain the sum is infinite and
+        ``next_cap_s > cap_s`` is a cap below which none exists.
+    """
+    next_cap_s = _fill_first(cap_s, programme, scratch)
+    if scratch.first[0] > 0:
+        return np.inf, np.inf, 0, next_cap_s
+    _fill_cost(cap_s, programme, scratch)
+    num_layers = programme.time_prefix_s.shape[1] - 1
+    sum_s, slowest_s, num_stages, state, end = np.inf, 0.0, 0, -1, num_layers
+    for final in range(programme.is_final.size):  # the lowest of equals
+        reached = programme.is_final[final] and scratch.high[final] == num_layers
+        if reached and scratch.cost_s[final, num_layers] < sum_s:
+            sum_s, state = scratch.cost_s[final, num_layers], final
+    if state < 0:
+        return np.inf, np.inf, 0, np.nextafter(cap_s, np.inf)
+    while end > 0:
+        start, option = scratch.start[state, end], scratch.option[state, end]
+        bottleneck_s = _bottleneck_s(programme.option_class[option], start, end, programme)
+        slowest_s = max(slowest_s, bottleneck_s)
+        scratch.path_start[num_stages], scratch.path_option[num_stages] = start, option
+        num_stages += 1
+        state, end = programme.option_from[option], start
+    return sum_s, slowest_s, num_stages, next_cap_s
 
 
 @kept(nogil=True)
