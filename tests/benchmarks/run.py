@@ -1,7 +1,7 @@
 """`make bench`: every figure of speed and memory, as tables with their targets.
 
 Run alone, on an otherwise idle machine; times are process CPU seconds of one core unless they
-say wall.
+say wall. ``python tests/benchmarks/run.py bench_study ...`` prints some parts alone.
 """
 
 import platform
@@ -35,12 +35,12 @@ def main() -> None:
     """Print the machine and one table per part."""
     console = Console(width=130)
     console.print(_machine())
-    for name, title in PARTS.items():
+    for name in sys.argv[1:] or PARTS:
         module, _, function = name.partition(".")
         if find_spec(module) is None:
             continue  # of a guest that was taken away
         rows = getattr(import_module(module), function or "rows")
-        console.print(_table(title, rows()))
+        console.print(_table(PARTS[name], rows()))
 
 
 def _machine() -> str:
