@@ -1,5 +1,9 @@
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,3 +76,18 @@ def test_more_memory_is_never_slower(problem: OperatorProblem, more: float) -> N
         assert isinstance(after, OperatorSolution)
         assert after.lower_bound_s <= before.value_s
         assert after.value_s <= before.value_s * (1 + 1e-12)
+
+
+def test_no_index_of_a_kernel_is_out_of_range(repository: Path) -> None:
+    """Plain Python checks every index, which compiled code does not."""
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, __file__, "-k", "better or fit"],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=repository,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout
