@@ -196,13 +196,6 @@ def test_peers_that_drop_connections_are_named(make_cluster: MakeCluster, tmp_pa
     )
 
 
-def test_what_a_login_prints_does_not_disturb(ward: Ward) -> None:
-    home = Path(f"/proc/{ward.bench.cluster.hosts[0].init_pid}/root/run/home")
-    (home / ".bashrc").write_text('echo Welcome; echo "{}"; echo [1] >&2\n', encoding="ascii")
-    assert ward.diagnose().errors == []
-    (home / ".bashrc").unlink()
-
-
 def test_a_killed_doctor_leaves_nothing_on_any_host(ward: Ward) -> None:
     slow = ward.bench.folder / "slow"
     slow.write_text("#!/bin/sh\nsleep 300\n", encoding="utf-8")

@@ -149,8 +149,3 @@ def test_trials_inherit_the_drivers_threads(
         pool.start(task("fine", 0, tmp_path), 0)
         wait(pool)
     assert (tmp_path / "fine-0" / "log").read_text() == "7"
-
-
-def test_a_runner_that_cannot_be_made_is_the_error_itself(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="group 1 is wrong"):
-        actor_pool(MakeFake(folder=tmp_path, refused=1), 2)

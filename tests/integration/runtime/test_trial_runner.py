@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from amp_ray.errors import AmpRayError, InterruptedTrialError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
@@ -101,35 +99,6 @@ def test_a_placed_pipeline_trains_what_one_rank_does(trials: Trials, losses: lis
 def test_training_moves_the_losses(losses: list[float]) -> None:
     """If the losses were constant, equal losses would prove nothing."""
     assert max(losses) - min(losses) > 1000 * TOLERANCE
-
-
-def test_a_trial_that_is_interrupted_ends_and_the_next_one_runs(
-    trials: Trials, losses: list[float]
-) -> None:
-    base = trials.folder / "base"
-    endless = replace(EXPERIMENT, trials=replace(EXPERIMENT.trials, steps=100_000))
-    long = Trials(trials.folder / "long", TrialRunner(endless, 0, LocalHost, settings_in(base)))
-    ended: list[type[BaseException]] = []
-
-    def work() -> None:
-        try:
-            long.run(STRATEGY)
-        except AmpRayError as error:
-            ended.append(type(error))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_for(lambda: [*base.glob("amp-ray-study-1-*/job.json")])
-    long.runner.interrupt()
-    thread.join(HANG_GUARD_S)
-    assert ended == [InterruptedTrialError]
-    assert [*base.glob("amp-ray-study-*")] == []
-    long.runner.close()
-    assert largest_difference(trials.losses(REFERENCE), losses) < TOLERANCE
-
-
-def settings_in(base: Path) -> AgentSettings:
-    return AgentSettings(base=str(base), grace_s=0.3)
 
 
 def test_deepspeeds_launcher_starts_the_same_training(losses: list[float], tmp_path: Path) -> None:
