@@ -7,7 +7,7 @@ from concurrent import futures
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from amp_ray.errors import AmpRayError, HostError, InterruptedTrialError, advice_for
 from amp_ray.inputs.experiment import Experiment
@@ -91,6 +91,7 @@ class Runner(Protocol):
 
 
 MakeRunner = Callable[[int], Runner]  # the argument is the number of the host group
+Call = Callable[..., "Future[Any]"]  # calls its first argument with the others
 
 
 class Pool(Protocol):
@@ -125,10 +126,16 @@ class _Attempt:
 
 
 class RunnerPool:
-    """A `Pool` with a runner per group; each trial has a thread of this process."""
+    """A `Pool` with a runner per group."""
 
-    def __init__(self, make_runner: MakeRunner, num_groups: int) -> None:
-        """Make all runners in parallel; if one fails, close the others and raise its error."""
+    def __init__(
+        self, make_runner: MakeRunner, num_groups: int, *, begin: Call = in_thread
+    ) -> None:
+        """Make all runners in parallel; if one fails, close the others and raise its error.
+
+        ``begin`` begins a trial: in a thread of this process, or at once.
+        """
+        self._begin = begin
         self._runners: dict[int, Runner] = {}
         self._attempts: dict[Future[Outcome | Fault | None], _Attempt] = {}
         self._finished: list[Finished] = []
@@ -152,7 +159,7 @@ class RunnerPool:
     def start(self, task: Task, group: int) -> None:
         """Start a trial on a free group."""
         assert group in self.free()
-        call = in_thread(run_task, self._runners[group], task)
+        call = self._begin(run_task, self._runners[group], task)
         self._attempts[call] = _Attempt(task=task, group=group, start_s=time.monotonic())
 
     def wait(self, timeout_s: float) -> list[Finished]:
@@ -291,36 +298,18 @@ def portable(experiment: Experiment) -> Experiment:
     return replace(experiment, source=source)
 
 
-class ReplayPool:
-    """A `Pool` that returns recorded outcomes at once and starts no process."""
+class ReplayRunner:
+    """A `Runner` that returns recorded outcomes and starts no process."""
 
-    def __init__(self, answers: Mapping[Strategy, Outcome], num_groups: int = 1) -> None:
-        self._answers, self._num_groups = answers, num_groups
-        self._asked: dict[int, Task] = {}
-        self._aside: set[int] = set()
+    def __init__(self, answers: Mapping[Strategy, Outcome]) -> None:
+        self._answers = answers
 
-    def free(self) -> tuple[int, ...]:
-        """Return the groups that run no trial and are not set aside."""
-        busy = self._aside | self._asked.keys()
-        return tuple(group for group in range(self._num_groups) if group not in busy)
+    def run(self, task: Task) -> Outcome:
+        """Return the recorded outcome of a strategy."""
+        return self._answers[task.strategy]
 
-    def start(self, task: Task, group: int) -> None:
-        """Note the task; the next ``wait`` returns its recorded outcome."""
-        assert group in self.free()
-        self._asked[group] = task
-
-    def wait(self, timeout_s: float) -> list[Finished]:  # noqa: ARG002 - never waits
-        """Return the recorded outcomes of all started tasks."""
-        finished = [
-            Finished(task=task, outcome=self._answers[task.strategy], group=group)
-            for group, task in self._asked.items()
-        ]
-        self._asked.clear()
-        return finished
-
-    def set_aside(self, group: int) -> None:
-        """Start no more trials on a group."""
-        self._aside.add(group)
+    def interrupt(self) -> None:
+        """Do nothing: no trial takes time."""
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:  # noqa: ARG002 - nothing was started
         """Return no lines: no process was started."""
