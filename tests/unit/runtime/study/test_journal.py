@@ -413,84 +413,12 @@ def test_a_second_writer_is_noticed_before_it_can_do_harm(tmp_path: Path) -> Non
     second.close()
 
 
-RACE = """
-import sys
-from pathlib import Path
-from amp_ray.runtime.study.journal import Journal, JournalError
-
-journal = Journal.open(Path(sys.argv[1]))
-print("open", flush=True)
-sys.stdin.readline()
-for number in range(200):
-    try:
-        journal.append({"event": "x", "of": sys.argv[2], "number": number})
-    except JournalError:
-        break
-    print(number, flush=True)
-"""
-
-
-def test_two_processes_that_write_at_once_lose_no_record_in_silence(tmp_path: Path) -> None:
-    path, pipe = tmp_path / "j", subprocess.PIPE
-    argv = [sys.executable, "-c", RACE, str(path)]
-    writers = [
-        subprocess.Popen([*argv, name], stdin=pipe, stdout=pipe, text=True) for name in ("a", "b")
-    ]
-    for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "open\n"
-    outputs = [writer.communicate("go\n", timeout=600)[0] for writer in writers]
-    confirmed = sum(len(output.splitlines()) for output in outputs)
-    assert confirmed
-    try:
-        num_records = len(read_journal(path).bodies)
-    except InputError:  # both wrote after the same record
-        with pytest.raises(InputError, match=r"j:\d+: at byte \d+, .* out of place"):
-            read_journal(path)
-    else:
-        assert num_records >= confirmed
-
-
 def test_a_journal_that_was_removed_takes_no_records(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j")
     (tmp_path / "j").unlink()
     with pytest.raises(JournalError, match="it has been removed"):
         journal.append({"event": "x"})
     journal.close()
-
-
-FILL = """
-import resource, signal, sys
-from pathlib import Path
-from amp_ray.runtime.study.journal import Journal, JournalError
-path, limit = Path(sys.argv[1]), int(sys.argv[2])
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-journal = Journal.open(path)
-try:
-    for number in range(10_000):
-        journal.append({"event": "x", "number": number, "text": "." * 100})
-except JournalError as error:
-    print(error)
-journal.close()
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
-again = Journal.open(path)
-print(again.dropped, [body["number"] for body in again.records] == list(range(number)), number > 9)
-"""
-
-
-def test_a_real_limit_of_size_leaves_a_journal_that_loads(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", FILL, str(tmp_path / "j"), "4096"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    error, state = ended.stdout.splitlines()
-    assert "File too large" in error
-    assert "Raise the limit of file sizes" in error
-    assert state == "None True True"
 
 
 def test_a_place_that_cannot_have_a_journal_is_told(tmp_path: Path) -> None:

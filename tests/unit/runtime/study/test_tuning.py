@@ -353,21 +353,6 @@ def test_a_full_disk_ends_the_study_with_one_message(
     assert kinds(folder) == ["study", "started"]
 
 
-def test_results_that_cannot_be_written_are_told_and_the_journal_has_it_all(
-    replayed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuning, folder = replayed(), tmp_path / "study"
-
-    def full(*_: object) -> None:
-        message = f"{folder / 'history.csv'}: cannot be written: No space left on device"
-        raise InputError(message)
-
-    monkeypatch.setattr("amp_ray.runtime.study.tuning.write_results", full)
-    with pytest.raises(InputError, match="No space left on device"):
-        run(tuning, folder)
-    assert kinds(folder)[-1] == "stopped"
-
-
 def test_results_are_written_again_from_the_journal(replayed: Make, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     run(replayed(), folder)
