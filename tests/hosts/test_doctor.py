@@ -14,8 +14,9 @@ from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from
 from support.namespaces import generate_key
+from support.waiting import wait_for
 
-from .conftest import CONNECT_S, Bench, MakeCluster, wait_for
+from .conftest import CONNECT_S, Bench, MakeCluster
 
 pytestmark = pytest.mark.hosts
 

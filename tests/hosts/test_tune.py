@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from support.driven_study import HANG_GUARD_S, DrivenStudy, finish
+from support.driven_study import DrivenStudy, finish
 from support.host_cluster import NamespaceHost
+from support.waiting import HANG_GUARD_S, wait_for
 
-from .conftest import NEEDS_TRAINING, Bench, MakeCluster, wait_for
+from .conftest import NEEDS_TRAINING, Bench, MakeCluster
 
 pytestmark = pytest.mark.hosts
 
@@ -145,7 +146,7 @@ class Study(DrivenStudy):
             assert driver.poll() is None, finish(driver).stderr
             return all(self._logs(host) for host in hosts)
 
-        wait_for(they_do, HANG_GUARD_S)
+        wait_for(they_do)
 
     def _logs(self, host: NamespaceHost) -> list[Path]:
         return list(Path(f"/proc/{host.init_pid}/root/run/tmp").glob("amp-ray-*/a.py"))

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from support.driven_study import HANG_GUARD_S, DrivenStudy
+from support.driven_study import DrivenStudy
+from support.waiting import HANG_GUARD_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -123,10 +124,7 @@ class Study(DrivenStudy):
         return (self.folder / "output").read_text(encoding="utf-8")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + HANG_GUARD_S
-        while not condition():
-            assert time.monotonic() < deadline_s, f"{self.processes()} {self.output()}"
-            time.sleep(0.05)
+        wait_for(condition, told=lambda: f"{self.processes()} {self.output()}")
 
 
 def make_study(folder: Path, *experiment: str) -> Study:

@@ -3,8 +3,7 @@
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +24,7 @@ from amp_ray.trials.outcome import Crashed, Measured, outcome_from_json
 from support.experiments import experiment_from
 from support.losses import TOLERANCE, largest_difference
 from support.trial_runs import Trials, were_warm
+from support.waiting import HANG_GUARD_S, wait_for
 
 pytestmark = [
     pytest.mark.integration,
@@ -47,7 +47,6 @@ global_batch_size: 8
 trials: {backend: local, steps: 5, warmup_steps: 2, timeout_s: 600}
 """
 EXPERIMENT = experiment_from(TEXT)
-HANG_GUARD_S = 600.0
 ALONE = Candidate(micro_batch_size=8, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1)
 CROSSED = Candidate(micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4)
 REFERENCE = Strategy.uniform(ALONE, (0, 7))
@@ -76,13 +75,6 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
 def losses(trials: Trials) -> list[float]:
     """Return the losses of training on a single rank."""
     return trials.losses(REFERENCE)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_a_placed_pipeline_trains_what_one_rank_does(trials: Trials, losses: list[float]) -> None:

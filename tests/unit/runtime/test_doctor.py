@@ -31,6 +31,7 @@ from amp_ray.runtime.hosts.login import LoginError
 from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from, small_experiment
 from support.host_reports import healthy_report
+from support.waiting import HANG_GUARD_S, wait_for
 
 TEXT = """\
 name: small
@@ -198,7 +199,6 @@ def test_trials_over_ssh_need_to_know_the_hosts() -> None:
 
 # ------------------------------------------------------------ the probe of a host
 
-HANG_GUARD_S = 300.0
 TRIALS = small_experiment().trials
 QUESTION = Question(trials=TRIALS, settings=SshSettings(), num_peers=2)
 SPEC = healthy_report("localhost").spec
@@ -327,13 +327,6 @@ def start() -> Iterator[Start]:
         probe.close()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_silence_is_an_error_with_the_hosts_name(start: Start, tmp_path: Path) -> None:
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\nexec cat > /dev/null\n", encoding="utf-8")
@@ -370,11 +363,11 @@ def test_what_the_probe_started_ends_with_it(start: Start, tmp_path: Path) -> No
     probe = start()
     with pytest.raises(HostError, match="no answer"):
         probe.ask("facts", 0.5, **question(str(script), tmp_path))
-    wait_until(lambda: mark.exists() and bool(mark.read_text(encoding="ascii").strip()))
+    wait_for(lambda: mark.exists() and bool(mark.read_text(encoding="ascii").strip()))
     folder = Path("/proc", mark.read_text(encoding="ascii").strip())
     assert folder.exists()
     probe.close()
-    wait_until(lambda: is_gone(folder))
+    wait_for(lambda: is_gone(folder))
 
 
 def test_a_probe_that_nobody_closes_ends_by_itself(start: Start) -> None:

@@ -4,8 +4,7 @@ from functools import partial
 import pytest
 
 from amp_ray.runtime.threads import at_once
-
-HANG_GUARD_S = 300.0
+from support.waiting import HANG_GUARD_S
 
 
 def test_things_are_done_at_the_same_time() -> None:
