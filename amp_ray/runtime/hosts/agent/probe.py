@@ -238,9 +238,9 @@ def reach(request: Message) -> Message:
 def answer(message: Message, seal: Seal) -> None:
     """Answer one message."""
     ways = {"facts": gather, "reach": reach}
-    found = {"kind": message["kind"], **ways[message["kind"]](message)}
+    reply = {"kind": message["kind"], **ways[message["kind"]](message)}
     with stdout_lock, contextlib.suppress(OSError):
-        data = b"\n" + seal.seal(found)
+        data = b"\n" + seal.seal(reply)
         while data:
             data = data[os.write(1, data) :]
 
