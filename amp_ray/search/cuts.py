@@ -48,6 +48,8 @@ def best_bounds(
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
+    if costs.stages.pp == 1:
+        return 0, experiment.model.num_layers
     latest = latest_starts(experiment, costs.stages)
     problem = partition_problem(costs, experiment.traits, latest, memory_scale)
     solution = solve(problem)

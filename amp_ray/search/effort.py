@@ -122,6 +122,10 @@ class SearchEffort:
     """Devices for which simulating takes as long as all that does not depend on them."""
     max_moved_starts: int = 8
     """Fastest plans from which this search begins."""
+    max_moved_kinds: int = 4
+    """Starts that take nodes in another order along the pipeline, first moved by themselves."""
+    max_kind_devices: int = 2_000
+    """Devices of the plans simulated for each of them."""
     near_moved_fraction: float = 0.1
     """Plans that are slower than the best one by at most this fraction are moved too."""
     near_climbed_fraction: float = 0.01

@@ -5,15 +5,27 @@ interfaces or wait for each other. This search simulates every plan instead. A m
 devices, tp, samples, options or order of one or two stages, joins or splits stages, or changes
 the size of a micro-batch; then the cuts are chosen again.
 
-The next plan to move is always the fastest one whose moves have not all been tried. Every plan
-keeps the limits of the user, and the result depends on nothing but the plans to begin with.
+Plans that take nodes in another order are first moved by themselves for a while: no sequence of
+faster plans may lead from one order to the other. Then the next plan to move is always the fastest
+one whose moves have not all been tried. Every plan keeps the limits of the user, and the result
+depends on nothing but the plans to begin with.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import chain, combinations, pairwise, permutations, product
+from itertools import (
+    accumulate,
+    chain,
+    combinations,
+    groupby,
+    islice,
+    pairwise,
+    permutations,
+    product,
+)
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -87,7 +99,8 @@ def moved_plans(
         that are not faster than the given ones.
     """
     moves = Moves(experiment=cost_model.experiment, cost_model=cost_model, tps=tps)
-    starts = [plan for plan in plans if moves.covers(plan)]
+    able = [plan for plan in plans if moves.covers(plan)]
+    starts = [*able, *_improved_kinds(moves, able, effort)]
     fastest = SimulatedSearch(moves=moves, effort=effort, spare=effort.max_moved_devices)
     fastest.run(starts)
     best = [fastest.best, fastest.safe]
@@ -104,7 +117,26 @@ def moved_plans(
                 fastest.seen, fastest.spare = set(), safest.spare + effort.max_moved_devices // 4
                 fastest.run([start])
         best = [fastest.best, fastest.safe]
-    return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in starts]
+    return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in able]
+
+
+def _improved_kinds(
+    moves: "Moves", starts: Sequence[Estimate], effort: SearchEffort
+) -> list[Estimate]:
+    """Return what a short search makes of the fastest start of every kind, each by itself.
+
+    Beside a much faster plan of another kind, these would not be moved at all.
+    """
+    fastest: dict[object, Estimate] = {}
+    for plan in sorted(starts, key=leader_order):
+        fastest.setdefault(moves.kind(plan.strategy), plan)
+    improved = []
+    # The fastest start of all is moved in any case
+    for plan in islice(fastest.values(), 1, 1 + effort.max_moved_kinds):
+        search = SimulatedSearch(moves=moves, effort=effort, spare=effort.max_kind_devices)
+        search.run([plan])
+        improved += [best for best in (search.best, search.safe) if best is not None]
+    return improved
 
 
 @dataclass(slots=True, kw_only=True)
@@ -256,29 +288,39 @@ class Moves:
 
     def key(self, layout: Layout) -> object:
         """Return a key that layouts share if they differ only in equal nodes and slots."""
+        nodes = self._nodes(chain.from_iterable(use.devices for use in layout))
+        return self._places(nodes), tuple((use.options, use.shares) for use in layout)
+
+    def _places(self, nodes: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        """Return the kind of each node, and how many nodes of its kind come first before it."""
         place: dict[int, tuple[int, int]] = {}
         held = [0] * len(self._kind_of_node)
-        key = []
-        for use in layout:
-            for device in use.devices:
-                node = self._node_of_device[device]
-                if node not in place:
-                    kind = self._kind_of_node[node]
-                    place[node] = kind, held[kind]
-                    held[kind] += 1
-                key.append(place[node])
-        return tuple(key), tuple((use.options, use.shares) for use in layout)
+        places = []
+        for node in nodes:
+            if node not in place:
+                kind = self._kind_of_node[node]
+                place[node] = kind, held[kind]
+                held[kind] += 1
+            places.append(place[node])
+        return tuple(places)
+
+    def kind(self, strategy: Strategy) -> object:
+        """Return the nodes along the pipeline, each once in a row; equal nodes count alike."""
+        rows = (self._nodes(strategy.devices(index)) for index in range(strategy.pp))
+        path = [node for node, _ in groupby(chain.from_iterable(rows))]
+        return self._places(path)
 
     def of(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
         """Yield the neighbours of a layout: their stages and numbers of micro-batches."""
         moves = (
             self._resized,
             self._other_degrees,
-            self._device_moves,
             self._joined,
+            self._device_moves,
             self._split,
             self._reordered,
             self._reshared,
+            self._shifted,
             self._with_other_options,
             self._exchanged,
         )
@@ -372,6 +414,22 @@ class Moves:
                 if key not in passed and shares[give] and self._allows(shares):
                     passed.add(key)
                     yield _with(layout, {index: use._replace(shares=tuple(shares))})
+
+    def _shifted(self, layout: Layout) -> Iterator[Changed]:
+        """Pass one sample on in all stages whose replicas meet at the same sample."""
+        ends = [tuple(accumulate(use.shares)) for use in layout]
+        for end, count in sorted(Counter(chain.from_iterable(row[:-1] for row in ends)).items()):
+            for shift in (-1, 1) if count > 1 else ():
+                changed = {}
+                for index, use in enumerate(layout):
+                    if end in ends[index][:-1]:
+                        place = ends[index].index(end)
+                        shares = list(use.shares)
+                        shares[place] += shift
+                        shares[place + 1] -= shift
+                        able = min(shares) and self._allows(shares)
+                        changed[index] = use._replace(shares=tuple(shares)) if able else None
+                yield _with(layout, changed)
 
     def _with_other_options(self, layout: Layout) -> Iterator[Changed]:
         """Change options of stages that the file leaves open."""

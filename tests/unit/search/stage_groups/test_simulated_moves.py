@@ -33,6 +33,7 @@ MOST_BEATEN = 1.005
 ORACLE_SEEDS = (8, 11, 16)
 """Clusters whose search is quick; ``tests/benchmarks/check_mixed.py`` runs sixty."""
 FULL = Recompute(kind="full")
+NO_OPTIONS = StageOptions(tp=1, dp=1, recompute=NO_RECOMPUTE)
 SMALL = replace(EFFORT, max_moved_devices=4_000)
 
 
@@ -209,6 +210,64 @@ def test_joined_and_ended_stages_keep_the_cuts_of_the_rest() -> None:
     for layout, kept in bounds.items():
         assert list(kept_bounds(layout, moved)) == [kept]
     assert not list(kept_bounds((whole,), moved))
+
+
+def test_replicas_of_two_stages_that_meet_at_a_sample_pass_it_on_together() -> None:
+    model = CostModel(experiment=experiment_from(NODES))
+    start = [
+        use._replace(shares=shares)
+        for use, shares in zip(_layout(model, ((0, 1), (2, 3))), ((4, 2), (4, 2)), strict=True)
+    ]
+    reached = {
+        tuple(use.shares for use in layout)
+        for layout, _ in moves(model, (1,)).of(tuple(start))
+        if [use.devices for use in layout] == [use.devices for use in start]
+    }
+    assert reached >= {((3, 3), (3, 3)), ((5, 1), (5, 1)), ((4, 2), (3, 3)), ((5, 1), (4, 2))}
+
+
+def test_plans_of_a_kind_take_equal_nodes_in_the_same_order() -> None:
+    model = CostModel(experiment=experiment_from(NODES))
+    kinds = [
+        moves(model, (1,)).kind(strategy_of(layout, 1, range(len(layout) + 1)))
+        for layout in (
+            _layout(model, ((0, 1), (2,))),
+            _layout(model, ((0,), (1,), (3,))),
+            _layout(model, ((0,), (3,), (1,))),
+            _layout(model, ((2,), (0, 1))),
+        )
+    ]
+    assert kinds[0] == kinds[1]
+    assert len(set(kinds)) == 3
+
+
+def test_a_much_faster_plan_of_another_kind_hides_no_start() -> None:
+    experiment = small_cluster(695)
+    model = CostModel(experiment=experiment)
+    tps = DeviceGroups(cost_model=model).tps
+    one, pipeline = (
+        model.estimate(
+            Strategy.of_groups(
+                bounds,
+                [
+                    (
+                        replace(NO_OPTIONS, dp=len(row), zero=zero),
+                        (size // len(row),) * len(row),
+                        row,
+                    )
+                    for row in rows
+                ],
+                num_micro_batches=60 // size,
+            )
+        )
+        for bounds, rows, size, zero in (
+            ((0, 21), ((0, 1, 2),), 60, Zero(stage=3, keeps_weights=True)),
+            ((0, 1, 2, 9, 20, 21), ((6,), (0,), (1,), (2,), (7,)), 12, Zero()),
+        )
+    )
+    assert one.iteration_time_s < 0.8 * pipeline.iteration_time_s
+    best = moved_plans(model, tps, [one, pipeline])[0]
+    assert best.iteration_time_s < 0.9 * one.iteration_time_s
 
 
 @pytest.mark.parametrize(("runtime", "able"), [("torch", {False, True}), ("deepspeed", {False})])
