@@ -89,9 +89,10 @@ class GridBounds:
         if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
         if len(count) == 1:
-            rough_s = self._rough_s(candidate) * (1 - ROUNDING)
-            if rough_s > limit_s:
-                return rough_s
+            if limit_s < float("inf"):
+                rough_s = self._rough_s(candidate) * (1 - ROUNDING)
+                if rough_s > limit_s:
+                    return rough_s
             even_s = self._alike_s(candidate) * (1 - ROUNDING)
             if self.cost_model.experiment.space == "uniform" or even_s > limit_s:
                 return even_s
