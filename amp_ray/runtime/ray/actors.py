@@ -8,12 +8,12 @@ import contextlib
 import functools
 import gc
 import logging
+import math
 import os
 import platform
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
