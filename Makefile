@@ -188,6 +188,10 @@ scale: venv  ## Run a study on N=64 test hosts; print time, CPU and memory of th
 physics: venv  ## Train on test hosts, and compare the cost of links and slow hosts with predictions (minutes)
 	@$(PYTEST) -rP tests/hosts/bench_physics.py
 
+.PHONY: ray-gain
+ray-gain: venv  ## Search alone and with four workers on two Ray nodes on this machine; print the gain (minutes)
+	@$(PYTEST) -rP tests/hosts/bench_ray.py
+
 .PHONY: mutants
 mutants: venv  ## Change one line at a time, as root, and see whether a test fails; N=60 lines, SEED=0 (hours)
 	@PYTHONPATH=tests/lib $(RUN) mutants --num $(or $(N),60) --seed $(or $(SEED),0)

@@ -1,5 +1,6 @@
 """``amp-ray``, also as ``python -m amp_ray``: quiet if it is interrupted during startup."""
 
+import gc
 import logging
 import sys
 
@@ -23,6 +24,9 @@ class _Compiling(logging.Handler):
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     try:
+        # What is imported lives to the end, so the collector need never look at it: a tenth of a
+        # short command's time.
+        gc.disable()
         # A command's imports take most of a second, and Ctrl-C may come meanwhile.
         compiling = logging.getLogger("amp_ray.compiling")
         compiling.setLevel(logging.INFO)
@@ -32,6 +36,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("amp-ray: interrupted\n")
         sys.exit(_INTERRUPTED)
+    gc.freeze()
+    gc.enable()
     run()
 
 

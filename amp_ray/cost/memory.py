@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import chain, pairwise
 from typing import Protocol, Self
 
@@ -71,6 +71,18 @@ class LayerMemory:
     model: Model  # the chain of layers
     rank: Rank  # tp, micro-batch size, precision; the device does not matter
     traits: RuntimeTraits  # traits of the runtime
+
+    @cached_property
+    def per(self) -> ParameterBytes:
+        """Bytes of a parameter; weights of blocks may be in fp8 alone, all others are not.
+
+        The mean over the model counts for all of its stages.
+        """
+        per = self.traits.bytes_per_parameter(self.rank.precision)
+        if "primary" not in self.traits.formats.kept:
+            return per
+        less = _block_share(self.model) * (per.weight - BYTES_PER_FP8)
+        return replace(per, kept=per.kept - less, weight=per.weight - less)
 
     @memoised
     def rows(self, weights: Weights, again: RecomputeKind) -> FloatArray:
@@ -246,7 +258,7 @@ class MemoryModel:
             rank=layers.rank,
             optimizer=optimizer,
             traits=layers.traits,
-            per=_mean_bytes(layers),
+            per=layers.per,
             constants=constants,
             unused_bytes=layers.unused_gradients_bytes,
         ).weighed()
@@ -320,15 +332,16 @@ class MemoryModel:
     def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Return the peak of one stage of an interleaved schedule, with these chunks."""
         recompute, columns = self.candidate.options.recompute, self._stages[stage].copy()
-        kept, temporary, done = [], 0.0, 0
-        for start, end in chunks:
-            split = int(split_after(self.block_counts, start, end, recompute, done))
-            done += int(self.block_counts[end] - self.block_counts[start])
-            again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
-            kept.append(again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0])
-            rows = np.concatenate((again[2, :-1], after[2, :-1]))
-            temporary = max(temporary, float(rows.max(initial=0.0)))
         starts, ends = np.array(chunks).T
+        blocks = self.block_counts[ends] - self.block_counts[starts]
+        before = np.cumsum(blocks) - blocks
+        splits = split_after(self.block_counts, starts, ends, recompute, before)
+        again, plain = self.layers, self.plain
+        kept = again[1, splits] - again[1, starts] + plain[1, ends] - plain[1, splits]
+        temporary = max(
+            max(again[2, start:split].max(initial=0.0), plain[2, split:end].max(initial=0.0))
+            for start, split, end in zip(starts, splits, ends, strict=True)
+        )
         entering, leaving = self.layers[3, starts], self.layers[3, ends]
         if not self._keeps_ends_once:
             kept = kept + entering + leaving
@@ -345,8 +358,8 @@ class MemoryModel:
         has = [((starts <= layer) & (layer < ends)).any() for layer in (first, last)]
         parameters = held.sum() - (shared if all(has) else 0.0)
         whole = np.array([[0.0, parameters], [0, 0], [0, 0], [entering.max(), leaving.max()]])
-        most = float((states @ np.array(kept)).max())
-        return float(peak_with(whole, columns, NOT_TIED, (0, 1), most, temporary))
+        most = float((states @ kept).max())
+        return float(peak_with(whole, columns, NOT_TIED, (0, 1), most, float(temporary)))
 
     def earliest_starts(self, limits_bytes: FloatArray, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which a stage fits.
@@ -430,8 +443,8 @@ class MemoryModel:
         return PartRows(
             layers=self.layers,
             plain=self.plain,
-            layers_most=_largest_within(self.layers[2, :-1]),
-            plain_most=_largest_within(self.plain[2, :-1]),
+            layers_most=_largest_of(self.layers[2, :-1].tobytes()),
+            plain_most=_largest_of(self.plain[2, :-1].tobytes()),
             block_counts=counts,
             first_with=np.searchsorted(counts, np.arange(counts[-1] + 1)),
         )
@@ -599,20 +612,14 @@ class MemoryModel:
         return np.array(columns, dtype=np.float64)
 
 
-def _mean_bytes(layers: LayerMemory) -> ParameterBytes:
-    """Return the bytes of a parameter; weights of blocks may be in fp8 alone, all others are not.
-
-    The mean over the model counts for all of its stages.
-    """
-    per = layers.traits.bytes_per_parameter(layers.rank.precision)
-    if "primary" not in layers.traits.formats.kept:
-        return per
-    less = _block_share(layers.model) * (per.weight - BYTES_PER_FP8)
-    return replace(per, kept=per.kept - less, weight=per.weight - less)
-
-
 def _block_share(model: Model) -> float:
     return model.block_parameters / model.num_parameters
+
+
+@lru_cache(maxsize=256)
+def _largest_of(values: bytes) -> FloatArray:
+    """Return `_largest_within` of values that many candidates share."""
+    return _largest_within(np.frombuffer(values))
 
 
 def _largest_within(values: FloatArray) -> FloatArray:
@@ -631,7 +638,7 @@ Groups = frozenset[tuple[int, frozenset[int]]]
 """Samples and device types of different tensor-parallel groups."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StageMemory:
     """Peak bytes of stages in a row."""
 
@@ -705,16 +712,24 @@ class StageMemory:
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
         """
+        return reduce(
+            np.maximum,
+            (
+                memory.earliest_starts(scale * limit, num_again)
+                for memory, limit in self._limits.items()
+            ),
+        )
+
+    @cached_property
+    def _limits(self) -> dict[MemoryModel, FloatArray]:
+        """For each memory model, the bytes of each stage's devices; infinite in other stages."""
         limits: dict[MemoryModel, FloatArray] = {}
         for stage, needs in enumerate(self.needs):
             for memory, device in needs:
                 if memory not in limits:
                     limits[memory] = np.full(len(self.needs), np.inf)
-                limits[memory][stage] = scale * device.memory_bytes
-        return reduce(
-            np.maximum,
-            (memory.earliest_starts(limit, num_again) for memory, limit in limits.items()),
-        )
+                limits[memory][stage] = device.memory_bytes
+        return limits
 
 
 def stage_memory(
@@ -724,11 +739,17 @@ def stage_memory(
 
     ``memory_of`` returns the memory of a candidate whose stages are all equal.
     """
-    samples, types = stages.samples, stages.types(cluster)
-    is_alike = len(cluster.device_types) == 1 and bool((samples == samples[0]).all())
-    end = 1 if is_alike else len(types)
-    groups = list(zip(samples[:end].tolist(), types[:end], strict=True))
     distinct, of_stage = stages.distinct_options
+    shares = {samples for share in set(stages.shares) for samples in share}
+    if len(cluster.device_types) == len(shares) == 1:
+        groups = [(shares.pop(), frozenset((0,)))]
+        if len(distinct) == 1:
+            needs_of_all = tuple(
+                _rank_memory(stages, distinct[0], frozenset(groups), cluster, memory_of)
+            )
+            return StageMemory(needs=(needs_of_all,) * stages.pp)
+    else:
+        groups = list(zip(stages.samples.tolist(), stages.types(cluster), strict=True))
     memory: dict[tuple[int, Groups], RankMemory] = {}
     needs = []
     for number, (first, end) in zip(of_stage, pairwise(stages.first_group), strict=True):

@@ -204,8 +204,12 @@ class CostModel(SampleCosts):
         devices = range(candidate.num_devices) if placement is None else placement
         return self.stage_costs(PlacedStages.of_candidate(candidate, devices))
 
-    def stage_costs(self, stages: PlacedStages) -> StageCosts:
+    def stage_costs(self, stages: PlacedStages, memory: StageMemory | None = None) -> StageCosts:
         """Compute the costs of stages that do not depend on their cuts.
+
+        Args:
+            stages: Stages with their devices.
+            memory: Result of `stage_memory`, if it is there already.
 
         Raises:
             ValueError: If a device does not exist, or the profile is measured, but not for a
@@ -224,7 +228,7 @@ class CostModel(SampleCosts):
             kinds=kinds,
             times=times,
             messages=messages.between(stages, rings),
-            memory=self.stage_memory(stages),
+            memory=memory or self.stage_memory(stages),
             step_ends=StepEnds(
                 model=samples.step_end,
                 stages=stages,
@@ -238,12 +242,15 @@ class CostModel(SampleCosts):
             slices=SliceCosts(whole=self, stages=stages),
         )
 
-    def costs_like(self, costs: StageCosts, stages: PlacedStages) -> StageCosts:
+    def costs_like(
+        self, costs: StageCosts, stages: PlacedStages, memory: StageMemory
+    ) -> StageCosts:
         """Return `stage_costs` of stages that differ from those of other costs in recompute only.
 
         Args:
             costs: Costs of stages that all have one recompute setting.
             stages: The same stages, also with one setting.
+            memory: Their memory.
         """
         kinds = replace(costs.kinds, stages=stages)
         times = self.samples(stages.cp).time_tables.of_kinds(kinds)
@@ -252,7 +259,7 @@ class CostModel(SampleCosts):
             stages=stages,
             kinds=kinds,
             times=times,
-            memory=self.stage_memory(stages),
+            memory=memory,
             step_ends=replace(costs.step_ends, stages=stages, times=times),
             slices=SliceCosts(whole=self, stages=stages),
         )

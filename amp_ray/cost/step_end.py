@@ -5,8 +5,8 @@ micro-batch.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
@@ -28,7 +28,7 @@ from amp_ray.cost.collective import (
 )
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
-from amp_ray.cost.topology import Topology
+from amp_ray.cost.topology import Rings, Topology
 from amp_ray.cost.weights import Weights, by_stage
 from amp_ray.memo import memoised
 from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
@@ -105,6 +105,17 @@ class DataPaths:
     device: Device  # the device of the stage whose memory is slowest
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sharers:
+    """Data-parallel ranks of one or more stages; all these stages have the same options and paths.
+
+    Equality is identity, which makes a cheap key.
+    """
+
+    options: StageOptions
+    paths: DataPaths
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
     """Passes that run while gradients are reduced or weights are gathered."""
@@ -116,8 +127,25 @@ class Beside:
     # The last backward pass of the stage, and those of earlier stages after it; infinite in the
     # same case
     backward_s: float = 0.0
-    # Share of its parameters in the largest layer, which is reduced after all passes
+    # With ZeRO-3, share of its parameters in the largest layer, which is reduced after all passes
     largest_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """Seconds of a stage's exchanges once per step, if no passes hide them."""
+
+    reduce_s: float  # gradients
+    gather_s: float  # updated weights
+
+    def left_of(self, beside: Beside) -> Beside:
+        """Return the passes that remain to hide further exchanges after these."""
+        return Beside(
+            pp=beside.pp,
+            forward_s=max(0.0, beside.forward_s - self.gather_s),
+            backward_s=max(0.0, beside.backward_s - self.reduce_s),
+            largest_share=beside.largest_share,
+        )
 
 
 def _left(seconds: float, beside_s: float, last_share: float) -> float:
@@ -146,16 +174,32 @@ class StepEndModel:
 
         ``parameters`` are those of a rank.
         """
+        exchanges = self.exchanges(parameters, options, paths)
+        return self.exposed_sync_s(parameters, options, paths, beside, exchanges)
+
+    def exchanges(self, parameters: float, options: StageOptions, paths: DataPaths) -> "Exchanges":
+        """Return the seconds of the exchanges of so many parameters of a rank."""
+        return Exchanges(
+            reduce_s=self.reduce_s(parameters, options, paths),
+            gather_s=self.gather_s(parameters, options, paths),
+        )
+
+    def exposed_sync_s(
+        self,
+        parameters: float,
+        options: StageOptions,
+        paths: DataPaths,
+        beside: Beside,
+        exchanges: "Exchanges",
+    ) -> float:
+        """Return `sync_s` from the seconds of its exchanges."""
         traits = self.traits
         buckets_s = 0.0
         if options.dp > 1 or traits.buckets_alone:
             per_bucket = self.per_parameter.bucket_traffic
             buckets_s = stream_s(parameters * per_bucket, 0, paths.device, self.constants)
-        reduce_s = gather_s = 0.0
-        if not self.per_micro_batch(options, beside.pp):
-            reduce_s = self.reduce_s(parameters, options, paths)
-        if not self.gathers(options, beside.pp):
-            gather_s = self.gather_s(parameters, options, paths)
+        reduce_s = 0.0 if self.per_micro_batch(options, beside.pp) else exchanges.reduce_s
+        gather_s = 0.0 if self.gathers(options, beside.pp) else exchanges.gather_s
         last = min(1.0, max(traits.bucket_elements, 1.0) / max(parameters, 1.0))
         if options.zero.stage == MOST_ZERO_STAGE:
             last = beside.largest_share
@@ -165,18 +209,6 @@ class StepEndModel:
         if traits.overlaps_weight_gather:
             gather_s = _left(gather_s, beside.forward_s, last)
         return reduce_s + gather_s + buckets_s
-
-    def left_beside(
-        self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
-    ) -> Beside:
-        """Return the passes that remain to hide further exchanges after those of ``parameters``."""
-        reduce_s = self.reduce_s(parameters, options, paths)
-        gather_s = self.gather_s(parameters, options, paths)
-        return replace(
-            beside,
-            forward_s=max(0.0, beside.forward_s - gather_s),
-            backward_s=max(0.0, beside.backward_s - reduce_s),
-        )
 
     def _reduces_at_once(self, options: StageOptions) -> bool:
         """Return whether gradients are reduced all at once after the passes, not in buckets."""
@@ -304,15 +336,18 @@ class StepEnds:
         """Return the seconds of gradient sync and optimizer of each stage."""
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
+        experts = self._experts(bounds)
         sync, step, besides = [], [], self._besides(bounds)
         for stage, tp in enumerate(tps):
             beside, sync_s, step_s = besides[stage], 0.0, 0.0
-            for parameters, options, paths in self._shared(stage, held[tp][stage], bounds):
-                sync_s += self.model.sync_s(parameters, options, paths, beside)
+            for parameters, ranks in self._shared(stage, held[tp][stage], experts):
+                options, paths = ranks.options, ranks.paths
+                exchanges = self._exchanges(parameters, ranks)
+                sync_s += self.model.exposed_sync_s(parameters, options, paths, beside, exchanges)
                 shards = options.zero.shards(options.dp)
                 step_s += self.model.optimizer_s(parameters, shards, paths.device)
                 if self.stages.options[stage].spreads_experts:
-                    beside = self.model.left_beside(parameters, options, paths, beside)
+                    beside = exchanges.left_of(beside)
             sync.append(sync_s)
             step.append(step_s)
         if self.model.per_micro_batch(self.stages.options[0], self.stages.pp):
@@ -321,6 +356,10 @@ class StepEnds:
         self._add_replicated(sync, bounds)
         self._add_slices(sync, bounds)
         return list(zip(sync, step, strict=True))
+
+    @memoised
+    def _exchanges(self, parameters: float, ranks: Sharers) -> Exchanges:
+        return self.model.exchanges(parameters, ranks.options, ranks.paths)
 
     def _besides(self, bounds: tuple[int, ...]) -> list[Beside]:
         """Return the passes that hide the exchanges of each stage, if the runtime overlaps them."""
@@ -332,14 +371,17 @@ class StepEnds:
         for stage, options in enumerate(self.stages.options):
             beside_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
             forward_s, backward_s = beside_s.tolist()
-            held = self.weights(options.tp).by_layer
-            of_layers = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
+            largest_share = 1.0
+            if options.zero.stage == MOST_ZERO_STAGE:
+                held = self.weights(options.tp).by_layer
+                of_layers = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
+                largest_share = float(of_layers.max() / max(of_layers.sum(), 1.0))
             besides.append(
                 Beside(
                     pp=pp,
                     forward_s=forward_s,
                     backward_s=backward_s,
-                    largest_share=float(of_layers.max() / max(of_layers.sum(), 1.0)),
+                    largest_share=largest_share,
                 )
             )
         return besides
@@ -377,29 +419,40 @@ class StepEnds:
         rings = self.model.topology.rings(self.stages.tensor_groups)
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 
+    def _experts(self, bounds: tuple[int, ...]) -> dict[StageOptions, list[float]]:
+        """Return a rank's parameters of experts in each stage, by options that spread experts."""
+        distinct, _ = self.stages.distinct_options
+        prefixes = {
+            options: self.weights(options.tp, options.expert_ranks).expert_prefix
+            for options in distinct
+            if options.spreads_experts
+        }
+        pp = self.stages.pp
+        return {options: by_stage(held, bounds, pp).tolist() for options, held in prefixes.items()}
+
     def _shared(
-        self, stage: int, parameters: float, bounds: tuple[int, ...]
-    ) -> Iterator[tuple[float, StageOptions, DataPaths]]:
+        self, stage: int, parameters: float, experts_of: Mapping[StageOptions, Sequence[float]]
+    ) -> Iterator[tuple[float, Sharers]]:
         """Yield a rank's parameters in groups, one per set of ranks that hold the same parameters.
 
         ``parameters`` are those of a rank if tp divided experts like other weights.
         """
         options = self.stages.options[stage]
         if not options.spreads_experts:
-            yield parameters, options, self._paths[stage]
+            yield parameters, self._sharers[stage]
             return
-        weights = self.weights(options.tp, options.expert_ranks)
-        experts = float(by_stage(weights.expert_prefix, bounds, self.stages.pp)[stage])
+        experts = experts_of[options][stage]
         shared = parameters - experts * options.expert_ranks / options.tp
-        yield shared, options, self._paths[stage]
-        yield experts, options.of_experts, self._expert_paths[stage]
+        yield shared, self._sharers[stage]
+        yield experts, self._expert_sharers[stage]
 
     @cached_property
-    def _expert_paths(self) -> list[DataPaths]:
-        """Rates and latencies of the gradient rings of each stage's experts."""
+    def _expert_sharers(self) -> list[Sharers]:
+        """Ranks of each stage that hold the same experts."""
         grids = [self.stages.expert_grid(stage) for stage in range(self.stages.pp)]
         rows = [grid.reshape(len(grid), -1).T for grid in grids]
-        return self._data_paths([options.of_experts for options in self.stages.options], rows)
+        distinct, _ = self.stages.distinct_options
+        return self._sharing([options.of_experts for options in distinct], rows)
 
     @cached_property
     def _exposed_s(self) -> float:
@@ -414,30 +467,27 @@ class StepEnds:
             held[weights.tied.last] -= weights.tied.parameters
         if options.spreads_experts:
             held -= np.diff(weights.expert_prefix)
-        gathers_s, scatters_s = self._by_layer(held, options, self._paths[0])
+        gathers_s, scatters_s = self._by_layer(held, self._sharers[0])
         if options.spreads_experts:
             spread = np.diff(self.weights(options.tp, options.expert_ranks).expert_prefix)
-            more = self._by_layer(spread, options.of_experts, self._expert_paths[0])
+            more = self._by_layer(spread, self._expert_sharers[0])
             gathers_s, scatters_s = gathers_s + more[0], scatters_s + more[1]
         again_s = gathers_s * (options.zero.stage == MOST_ZERO_STAGE)
         again_s[-1] = 0.0  # its backward pass follows its forward pass: weights are kept
         if options.zero.keeps_weights:
             again_s[:] = 0.0
         passes_s = self.times.layers()[:2]
-        taken = taken_share(self._paths[0].device)
+        taken = taken_share(self._sharers[0].paths.device)
         return exposed_s(passes_s, gathers_s, again_s, scatters_s, taken)
 
-    def _by_layer(
-        self, held: FloatArray, options: StageOptions, paths: DataPaths
-    ) -> tuple[FloatArray, FloatArray]:
+    def _by_layer(self, held: FloatArray, ranks: Sharers) -> tuple[FloatArray, FloatArray]:
         """Return the time to gather each layer and to reduce its gradients.
 
         Args:
             held: Shape ``(num_layers,)``. Parameters of a rank.
-            options: Options of the ranks that hold them.
-            paths: Rates and latencies of their rings.
+            ranks: The ranks that hold them.
         """
-        model = self.model
+        model, options, paths = self.model, ranks.options, ranks.paths
         layers, position = np.unique(held, return_inverse=True)
         gathers_s, scatters_s = np.zeros((2, len(layers)))
         for index, parameters in enumerate(layers.tolist()):
@@ -448,33 +498,41 @@ class StepEnds:
         return gathers_s[position], scatters_s[position]
 
     @cached_property
-    def _paths(self) -> list[DataPaths]:
-        """Rates and latencies of each stage's gradient rings."""
-        return self._data_paths(self.stages.options, [grid.T for grid in self.stages.grids])
+    def _sharers(self) -> list[Sharers]:
+        """Ranks of each stage that hold the same weights, except experts."""
+        distinct, _ = self.stages.distinct_options
+        return self._sharing(distinct, [grid.T for grid in self.stages.grids])
 
-    def _data_paths(
-        self, options: Sequence[StageOptions], rows: Sequence[IntArray]
-    ) -> list[DataPaths]:
-        """Return rates and latencies of rings of ranks with equal parameters, if all run at once.
+    def _sharing(self, options: Sequence[StageOptions], rows: Sequence[IntArray]) -> list[Sharers]:
+        """Return the ranks of each stage that hold equal parameters, if all rings run at once.
 
         Args:
-            options: Options of each stage, with its dp.
+            options: Distinct options of the stages, with their dp.
             rows: For each stage, the devices of every ring, shape ``(num_rings, dp)``.
         """
+        _, numbers = self.stages.distinct_options
         shards, copies = list[IntArray](), list[IntArray]()
-        for of_stage, rings in zip(options, rows, strict=True):
-            size = of_stage.zero.shards(of_stage.dp)
+        for number, rings in zip(numbers, rows, strict=True):
+            size = options[number].zero.shards(options[number].dp)
             shards.append(rings.reshape(-1, size))
             apart = rings.reshape(len(rings), -1, size).swapaxes(1, 2)
             copies.append(apart.reshape(len(rings) * size, -1))
-        paths = [self._at_once(rings) for rings in (shards, copies)]
-        return [
-            DataPaths(shards=shard_paths, copies=copy_paths, device=device)
-            for shard_paths, copy_paths, device in zip(*paths, self._devices, strict=True)
-        ]
+        (within, within_of), (across, across_of) = map(self._at_once, (shards, copies))
+        distinct: dict[object, Sharers] = {}
+        sharers = []
+        for stage, key in enumerate(zip(numbers, within_of, across_of, self.types, strict=True)):
+            if key not in distinct:
+                paths = DataPaths(
+                    shards=[within.paths[ring] for ring in within_of[stage]],
+                    copies=[across.paths[ring] for ring in across_of[stage]],
+                    device=self.model.slowest(self.types[stage]),
+                )
+                distinct[key] = Sharers(options=options[numbers[stage]], paths=paths)
+            sharers.append(distinct[key])
+        return sharers
 
-    def _at_once(self, rings: Sequence[IntArray]) -> list[list[Path]]:
-        """Return the distinct paths of each stage's rings if all run at once."""
+    def _at_once(self, rings: Sequence[IntArray]) -> tuple[Rings, list[frozenset[int]]]:
+        """Return all rings if they run at once, and the numbers of each stage's paths."""
         groups: IntArray | list[list[int]]
         if len({of_stage.shape[1] for of_stage in rings}) == 1:
             groups = np.concatenate(rings)
@@ -482,13 +540,7 @@ class StepEnds:
             groups = [ring for of_stage in rings for ring in of_stage.tolist()]
         all_rings = self.model.topology.rings(groups)
         ends = accumulate(map(len, rings), initial=0)
-        return [all_rings.among(first, end) for first, end in pairwise(ends)]
-
-    @cached_property
-    def _devices(self) -> list[Device]:
-        """For each stage, the device with the slowest memory."""
-        slowest = {types: self.model.slowest(types) for types in set(self.types)}
-        return [slowest[types] for types in self.types]
+        return all_rings, [frozenset(all_rings.index[first:end]) for first, end in pairwise(ends)]
 
     def _add_tied(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of a tied weight to its two stages, if they differ.

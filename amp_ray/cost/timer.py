@@ -5,6 +5,7 @@ Schedules are arrays here: the order of the passes, and the micro-batches in fli
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -98,7 +99,10 @@ def in_flight(
     return flying
 
 
-@lru_cache(maxsize=1024)
+GROUPS_WITH_ALL_STATES: Final = 4
+"""A stage is at most two groups ahead; from then on its states repeat with every equal group."""
+
+
 def chunks_in_flight(
     stage: int, pp: int, num_micro_batches: int, virtual_stages: int
 ) -> FloatArray:
@@ -107,6 +111,14 @@ def chunks_in_flight(
     Returns:
         Shape ``(num_states, virtual_stages)``; each distinct state once.
     """
+    if num_micro_batches % pp == 0:
+        num_micro_batches = min(num_micro_batches, GROUPS_WITH_ALL_STATES * pp)
+    return _states(stage, pp, num_micro_batches, virtual_stages)
+
+
+@lru_cache(maxsize=1024)
+def _states(stage: int, pp: int, num_micro_batches: int, virtual_stages: int) -> FloatArray:
+    """Compute the result of `chunks_in_flight`."""
     forward, backward, *_ = pass_order(pp, num_micro_batches, virtual_stages)
     ahead = num_ahead(pp, num_micro_batches, virtual_stages)[stage]
     chunks = np.arange(virtual_stages)

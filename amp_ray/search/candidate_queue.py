@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -17,6 +18,16 @@ from amp_ray.strategies.strategy import Strategy, candidate_of
 
 ROUGH_S: Final = 0.0
 """Limit under which no bound needs to be tight."""
+
+FIRST_BATCHES: Final = 32
+"""Batches per worker, if all are as small as the first ones, whose time is not known."""
+
+BATCH_S: Final = 4.0
+"""Time of a batch. Neighbours share tables, which each worker makes anew: batches of 0.4 s make
+most tables in each of four workers."""
+
+SHARE_OF_REST: Final = 0.5
+"""The most that a batch takes of a worker's part of the rest, so that all end at the same time."""
 
 Entry = tuple[float, Candidate]
 """Lower bound or expected time of a candidate, and the candidate."""
@@ -306,3 +317,44 @@ class Work:
                 results.append(error)
                 break
         return results
+
+
+class Batches:
+    """Candidates in batches: small ones until a time is known, then `BATCH_S` long, small at last.
+
+    The first batch is empty: its answer shows that a worker has started.
+    """
+
+    def __init__(self, numbers: range, num_workers: int) -> None:
+        """Begin with the candidates ``numbers`` for so many workers."""
+        self._num_workers = num_workers
+        self._most = math.ceil(len(numbers) / (num_workers * FIRST_BATCHES))
+        self._waiting, self._rest = deque([numbers[:0]]), numbers
+
+    def next(self, stop: int) -> range | None:
+        """Return the next batch of candidates before ``stop``, or None."""
+        while self._waiting:
+            batch = self._waiting.popleft()
+            if batch.start < stop:
+                return batch
+        rest = range(self._rest.start, min(self._rest.stop, stop))
+        if not rest:
+            return None
+        size = math.ceil(SHARE_OF_REST * len(rest) / self._num_workers)
+        batch = rest[: max(1, min(size, self._most))]
+        self._rest = range(batch.stop, self._rest.stop)
+        return batch
+
+    def repeat(self, batch: range) -> None:
+        """Give a batch out again."""
+        self._waiting.appendleft(batch)
+
+    def end_at(self, number: int) -> None:
+        """Give out no batch from a candidate on."""
+        self._waiting = deque(batch for batch in self._waiting if batch.start < number)
+        self._rest = range(self._rest.start, min(self._rest.stop, number))
+
+    def took(self, batch: range, seconds: float) -> None:
+        """Choose the size of the next batches by the time of a batch."""
+        if batch:
+            self._most = max(1, int(BATCH_S * len(batch) / max(seconds, 1e-9)))

@@ -147,18 +147,24 @@ def fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[in
     num_layers = earliest_start.shape[1] - 1
     ends = np.arange(num_layers + 1)
     latest = np.minimum(ends - 1, latest_start) if len(latest_start) else ends - 1
-    starts, before = np.array([0]), []
+    end_latest = latest + 1
+    # Reachable boundaries before each boundary
+    counts = np.ones(num_layers + 2, dtype=np.int64)
+    counts[0] = 0
+    reached = []
     for earliest in earliest_start:
-        place = np.minimum(np.searchsorted(starts, earliest), len(starts) - 1)
-        before.append(starts[place])
-        starts = np.flatnonzero((before[-1] >= earliest) & (before[-1] <= latest))
-        if not len(starts):
+        reached.append(counts)
+        can_end = counts[end_latest] > counts[earliest]
+        counts = np.zeros(num_layers + 2, dtype=np.int64)
+        np.cumsum(can_end, out=counts[1:])
+        if not counts[-1]:
             return None
-    if starts[-1] != num_layers:
+    if counts[num_layers + 1] == counts[num_layers]:
         return None
     bounds = [num_layers]
-    for row in reversed(before):
-        bounds.append(int(row[bounds[-1]]))
+    for earliest, counts in zip(earliest_start[::-1], reversed(reached), strict=True):
+        first = counts[earliest[bounds[-1]]]
+        bounds.append(int(np.searchsorted(counts, first, side="right")) - 1)
     return tuple(reversed(bounds))
 
 

@@ -43,6 +43,17 @@ class Again:
     most: int  # fewest such blocks that the largest stage can have, recomputed or not
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTimes:
+    """Seconds of a micro-batch in layers, all on devices of one kind."""
+
+    both_s: FloatArray  # shape ``(num_layers,)``. Both passes, without recompute.
+    total_s: float  # their sum
+    block_s: float  # least of the most frequent blocks
+    extra_s: float  # least time that recompute adds to one of these
+    forward_s: float  # least forward time of one of these
+
+
 SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
 
 
@@ -57,6 +68,7 @@ class GridBounds:
     tables: SampleCosts  # costs of the samples that ranks have
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
+    _times: dict[tuple[object, ...], LayerTimes] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _even: dict[Candidate, float] = field(init=False, default_factory=dict)
@@ -89,9 +101,10 @@ class GridBounds:
         if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
         if len(count) == 1:
-            rough_s = self._rough_s(candidate) * (1 - ROUNDING)
-            if rough_s > limit_s:
-                return rough_s
+            if limit_s < float("inf"):
+                rough_s = self._rough_s(candidate) * (1 - ROUNDING)
+                if rough_s > limit_s:
+                    return rough_s
             even_s = self._alike_s(candidate) * (1 - ROUNDING)
             if self.cost_model.experiment.space == "uniform" or even_s > limit_s:
                 return even_s
@@ -203,26 +216,49 @@ class GridBounds:
             again: Recomputed blocks of its stages.
         """
         pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
-        (plain,) = self._layer_s(with_kind(candidate, NO_RECOMPUTE))
-        (whole,) = self._layer_s(candidate)
         experiment, places = self.cost_model.experiment, self._most_frequent
-        both, extra = plain.sum(axis=0), np.maximum((whole - plain).sum(axis=0), 0.0)
-        block_s, extra_s = float(both[places].min()), float(extra[places].min())
-        number, num_others = np.arange(len(places) + 1), self._num_other_blocks
-        stage_s = number * block_s + np.minimum(number, max(again.number - num_others, 0)) * extra_s
+        times = self._layer_times(candidate)
+        both, block_s, extra_s = times.both_s, times.block_s, times.extra_s
+        number, num_others = self._numbers, self._num_other_blocks
+        stage_s = number * block_s
+        if again.number > num_others:
+            stage_s += np.minimum(number, again.number - num_others) * extra_s
         most_blocks = max(again.most, self._even_share(pp))
         even_s = float(stage_s[most_blocks])
         later_s = batches * experiment.constants.host_s_per_micro_batch + self._rest_s(candidate)
-        least_s = batches * max(float(both.sum()) / pp, even_s)
+        least_s = batches * max(times.total_s / pp, even_s)
         if pp == 1 or (chunks > 1 and num_others == experiment.model.num_layers):
             return least_s + later_s
-        total_s = float(both.sum()) + (0.0 if num_others else again.share * extra_s * len(places))
+        total_s = times.total_s + (0.0 if num_others else again.share * extra_s * len(places))
         least_s = max(least_s, self._last_stage_s(candidate, both, stage_s, total_s))
         if chunks == 1:
-            forward_s, late = most_blocks * float(plain[0, places].min()), max(batches - pp, 0)
+            forward_s, late = most_blocks * times.forward_s, max(batches - pp, 0)
             left_s = (batches - 1) * (even_s - forward_s) + late * forward_s
             least_s = max(least_s, total_s + self._cuts_s(candidate) + left_s)
         return least_s + later_s
+
+    def _layer_times(self, candidate: Candidate) -> LayerTimes:
+        """Return the times of layers on devices of one kind, cached for equal stages."""
+        plain = with_kind(candidate, NO_RECOMPUTE)
+        keys = self._key(plain), self._key(candidate)
+        if keys not in self._times:
+            places, tables = self._most_frequent, map(self._layer_s, (plain, candidate))
+            (plain_s,), (whole_s,) = tables
+            both_s = plain_s.sum(axis=0)
+            extra_s = np.maximum((whole_s - plain_s).sum(axis=0), 0.0)
+            self._times[keys] = LayerTimes(
+                both_s=both_s,
+                total_s=float(both_s.sum()),
+                block_s=float(both_s[places].min()),
+                extra_s=float(extra_s[places].min()),
+                forward_s=float(plain_s[0, places].min()),
+            )
+        return self._times[keys]
+
+    @cached_property
+    def _numbers(self) -> FloatArray:
+        """Numbers of most frequent blocks that a stage can have."""
+        return np.arange(len(self._most_frequent) + 1, dtype=np.float64)
 
     def _last_stage_s(
         self, candidate: Candidate, both: FloatArray, stage_s: FloatArray, total_s: float
@@ -404,13 +440,18 @@ class GridBounds:
             self._known_units[tp] = units
         return self._known_units[tp]
 
-    def _layer_s(self, candidate: Candidate) -> FloatArray:
-        """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
+    def _key(self, candidate: Candidate) -> tuple[object, ...]:
+        """Return what the times of a candidate's layers depend on."""
         options = candidate.options
         exchange = self._least_exchange(options)
-        key = _DIVIDED(options), options.recompute.kind, candidate.micro_batch_size, exchange
+        return _DIVIDED(options), options.recompute.kind, candidate.micro_batch_size, exchange
+
+    def _layer_s(self, candidate: Candidate) -> FloatArray:
+        """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
+        key, options = self._key(candidate), candidate.options
         if key not in self._tables:
             tables, samples = self.tables.time_tables, candidate.micro_batch_size
+            exchange = self._least_exchange(options)
             layers_s = np.diff(
                 [
                     tables.table((kind,), ring, options, samples, exchange)[0][:2]
@@ -484,10 +525,10 @@ class GridBounds:
             self._tails[key] = self._tail_line(*key)
         fixed_s, s_per_parameter = self._tails[key]
         weights = self.tables.weights(candidate.options.tp)
-        held, shared = weights.prefix, weights.tied
+        held, shared = float(weights.prefix[-1]), weights.tied
         if candidate.options.spreads_experts:
-            held = held - weights.expert_prefix  # other groups of ranks hold the experts
-        total = float(held[-1]) - (0.0 if shared is None else shared.parameters)
+            held -= float(weights.expert_prefix[-1])  # other groups of ranks hold the experts
+        total = held - (0.0 if shared is None else shared.parameters)
         host_s = self.cost_model.experiment.constants.host_s_per_iteration
         return fixed_s + s_per_parameter * total / candidate.pp + host_s
 

@@ -64,16 +64,16 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
         fits. If none fits, of the one that recomputes all blocks, with the cuts that need the least
         memory.
     """
-    stages = PlacedStages.of_strategy(strategy)
-    whole = RecomputeSearch(cost_model=cost_model, stages=stages)
-    safe = replace(whole, memory_scale=safe_memory_fraction(cost_model.experiment.constants))
-    choose = _per_stage if cost_model.experiment.traits.recompute_per_stage else _alike
+    experiment = cost_model.experiment
+    whole = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
+    safe = replace(whole, memory_scale=safe_memory_fraction(experiment.constants))
+    choose = _per_stage if experiment.traits.recompute_per_stage else _alike
     fitting: list[Estimate] = []
-    for search in (safe, whole):
+    for search in (safe, whole) if choose is _per_stage or whole.may_fit() else ():
         fitting += choose(search, strategy)
         if not all(map(is_risky, fitting)):
             break
-    return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
+    return min(fitting, key=leader_order) if fitting else _roomiest(whole, strategy)
 
 
 def with_safe_cuts(cost_model: CostModel, plan: Estimate) -> Estimate:
@@ -115,7 +115,9 @@ class RecomputeSearch:
     cost_model: CostModel  # of the experiment
     stages: PlacedStages  # with their devices; their recompute is ignored
     memory_scale: float = 1.0  # every device's memory is multiplied by it
-    _costs: dict[Recompute, StageCosts] = field(default_factory=dict)  # of any memory
+    # These do not depend on the scale, so copies for another one share them
+    _costs: dict[Recompute, StageCosts] = field(default_factory=dict)
+    _memory: dict[Recompute, StageMemory] = field(default_factory=dict)
     _most_blocks: dict[RecomputeKind, IntArray | None] = field(init=False, default_factory=dict)
     _blocks: dict[RecomputeKind, tuple[float, float, int]] = field(init=False, default_factory=dict)
 
@@ -152,13 +154,19 @@ class RecomputeSearch:
     def costs(self, recompute: Recompute) -> StageCosts:
         """Return the costs of the stages with one recompute setting for all."""
         if recompute not in self._costs:
-            stages = self._with(recompute)
+            stages, memory = self._with(recompute), self.memory(recompute)
             self._costs[recompute] = (
-                self.cost_model.costs_like(next(iter(self._costs.values())), stages)
+                self.cost_model.costs_like(next(iter(self._costs.values())), stages, memory)
                 if self._costs
-                else self.cost_model.stage_costs(stages)
+                else self.cost_model.stage_costs(stages, memory)
             )
         return self._costs[recompute]
+
+    def may_fit(self) -> bool:
+        """Return whether some cuts fit with one recompute setting for all stages."""
+        settings = recompute_choices(self.cost_model.experiment)
+        most_of = {setting.kind: setting for setting in settings}
+        return any(self.fits(self.memory(most.whole), most) for most in reversed(most_of.values()))
 
     def first_that_fits(
         self, among: Sequence[Recompute], under_s: float = math.inf
@@ -170,7 +178,7 @@ class RecomputeSearch:
             under_s: Every stage must take less time than this, recompute excluded.
         """
         memory = self.memory(among[-1].whole)
-        short = self._short_starts(under_s)
+        short = self._short_starts(under_s) if under_s < math.inf else 0
 
         def fits(recompute: Recompute) -> bool:
             return self.fits(memory, recompute, short)
@@ -219,10 +227,8 @@ class RecomputeSearch:
             bounds = even_block_bounds(experiment.model, self.stages.pp)
             peaks = self.memory(recompute).peaks(bounds)
             return all(peak <= self.memory_scale * device.memory_bytes for peak, device in peaks)
-        latest = latest_starts(experiment, self.stages)
         fitting = memory.earliest_starts(self.memory_scale, recompute.layers)
-        starts = np.maximum(starts, fitting)
-        return fitting_bounds(starts, latest) is not None
+        return fitting_bounds(np.maximum(starts, fitting), self._latest) is not None
 
     def slowest_s(self, bounds: Sequence[int]) -> float:
         """Return the time of the slowest stage, without recompute."""
@@ -262,23 +268,26 @@ class RecomputeSearch:
 
     def memory(self, recompute: Recompute) -> StageMemory:
         """Return the memory of the stages with one recompute setting for all."""
-        return self.cost_model.stage_memory(self._with(recompute))
+        if recompute not in self._memory:
+            self._memory[recompute] = self.cost_model.stage_memory(self._with(recompute))
+        return self._memory[recompute]
 
     def _with(self, recompute: Recompute) -> PlacedStages:
         """Return the stages with one recompute setting for all."""
-        distinct = {
-            options: replace(options, recompute=recompute) for options in self.stages.options
-        }
-        return replace(self.stages, options=[distinct[options] for options in self.stages.options])
+        distinct, numbers = self.stages.distinct_options
+        alike = [replace(options, recompute=recompute) for options in distinct]
+        return replace(self.stages, options=[alike[number] for number in numbers])
+
+    @cached_property
+    def _latest(self) -> IntArray:
+        """Latest starts of stages, as `cuts.latest_starts`."""
+        return latest_starts(self.cost_model.experiment, self.stages)
 
     @cached_property
     def _plain(self) -> PartitionProblem:
         """The partition problem without recompute."""
-        experiment = self.cost_model.experiment
-        latest = latest_starts(experiment, self.stages)
-        return partition_problem(
-            self.costs(NO_RECOMPUTE), experiment.traits, latest, self.memory_scale
-        )
+        traits = self.cost_model.experiment.traits
+        return partition_problem(self.costs(NO_RECOMPUTE), traits, self._latest, self.memory_scale)
 
     @cached_property
     def _prefix_s(self) -> dict[RecomputeKind, FloatArray]:
@@ -407,13 +416,12 @@ def undominated(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Recompute]) -> Strategy:
+    options_of = {
+        pair: replace(pair[0], recompute=pair[1])
+        for pair in {*zip([stage.options for stage in strategy.stages], recompute, strict=True)}
+    }
     stages = tuple(
-        replace(
-            stage,
-            first_layer=first,
-            end_layer=end,
-            options=replace(stage.options, recompute=again),
-        )
+        replace(stage, first_layer=first, end_layer=end, options=options_of[stage.options, again])
         for stage, (first, end), again in zip(
             strategy.stages, pairwise(bounds), recompute, strict=True
         )
@@ -472,11 +480,11 @@ def _canonical(cost_model: CostModel, recompute: Recompute, bounds: Sequence[int
     )
 
 
-def _roomiest(cost_model: CostModel, strategy: Strategy) -> Estimate:
+def _roomiest(search: RecomputeSearch, strategy: Strategy) -> Estimate:
     """Estimate a strategy with full recompute and the cuts that need the least memory."""
-    whole = max(recompute_choices(cost_model.experiment)).whole
-    stages = PlacedStages.of_strategy(strategy)
-    costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(whole)
-    experiment = cost_model.experiment
+    experiment = search.cost_model.experiment
+    whole = recompute_choices(experiment)[-1].whole
+    costs = search.costs(whole)
     bounds = roomiest_bounds(experiment, costs) or best_bounds(experiment, costs)
-    return cost_model.estimate(_applied(strategy, bounds, [whole] * len(strategy.stages)))
+    applied = _applied(strategy, bounds, [whole] * len(strategy.stages))
+    return search.cost_model.estimate_from(costs, applied)

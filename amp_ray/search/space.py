@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import lru_cache
 from math import gcd
 
 from amp_ray.clusters.cluster import Cluster
@@ -277,17 +278,21 @@ def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
 
     A fused attention core stores no activations to drop, so it has no setting.
     """
-    model, supported = experiment.model, experiment.traits.recompute
-    layers, _ = model.distinct_layers
-    spares: dict[RecomputeKind, bool] = {
-        "selective": any(op.core == "inner" for layer in layers for op in layer.core),
-        "full": model.block_counts[-1] > 0,
-    }
+    model, (layers, _) = experiment.model, experiment.model.distinct_layers
+    has_core = any(op.core == "inner" for layer in layers for op in layer.core)
+    return _settings(model.block_counts[-1], experiment.traits.recompute, has_core=has_core)
+
+
+@lru_cache(maxsize=64)
+def _settings(
+    num_blocks: int, supported: Sequence[str], *, has_core: bool
+) -> tuple[Recompute, ...]:
+    """Return the result of `recompute_choices` for a model with so many blocks."""
+    spares: dict[RecomputeKind, bool] = {"selective": has_core, "full": num_blocks > 0}
     settings = [NO_RECOMPUTE]
     for kind, spares_some in spares.items():
         if spares_some and f"{kind}:n" in supported:
-            numbers = range(1, model.block_counts[-1] + 1)
-            settings += [Recompute(kind=kind, layers=number) for number in numbers]
+            settings += [Recompute(kind=kind, layers=n + 1) for n in range(num_blocks)]
         elif spares_some and kind in supported:
             settings.append(Recompute(kind=kind))
     return tuple(settings)

@@ -54,11 +54,11 @@ print(repr(ranking))
 
 
 class RayNodes:
-    """Three hosts, each a Ray node with one CPU; the first is the head."""
+    """Hosts that are each a Ray node; the first is the head."""
 
-    def __init__(self, cluster: HostCluster, *paths: Path) -> None:
+    def __init__(self, cluster: HostCluster, *paths: Path, num_cpus: int = 1) -> None:
         """Start Ray on every host with a new token; ``paths`` are import paths of the workers."""
-        self.cluster = cluster
+        self.cluster, self.num_cpus = cluster, num_cpus
         self.environment = {
             **os.environ,
             "RAY_AUTH_MODE": "token",
@@ -73,7 +73,8 @@ class RayNodes:
             self.start_ray(host, [f"--address={head.address}:{PORT}"], **environment)
 
     def start_ray(self, host: NamespaceHost, options: Sequence[str], **environment: str) -> None:
-        argv = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--num-cpus=1"]
+        argv = [sys.executable, "-m", "ray.scripts.scripts", "start", *options]
+        argv += [f"--num-cpus={self.num_cpus}"]
         argv += [f"--node-ip-address={host.address}", "--temp-dir=/run/tmp/ray"]
         argv += ["--object-store-memory=100000000", "--disable-usage-stats"]
         done = subprocess.run(

@@ -6,6 +6,7 @@ Only this module imports ``ray``. `TrialWorker` is the class of the trial actors
 import atexit
 import contextlib
 import functools
+import gc
 import logging
 import math
 import os
@@ -13,7 +14,6 @@ import platform
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +45,7 @@ from amp_ray.runtime.study.pool import (
     run_task,
     sweep_lines,
 )
-from amp_ray.search.candidate_queue import Work
+from amp_ray.search.candidate_queue import Batches, Work
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.units import MIB
 
@@ -67,7 +67,6 @@ LEAVE_TIMEOUT_S: Final = 15.0  # for leaving a lost cluster: takes 1-8 s, or for
 START_TIMEOUT_S: Final = 120.0
 ACTOR_TIMEOUT_S: Final = 180.0  # for the start of an actor: 1 s, or 60 s on a busy machine
 SILENCE_TIMEOUT_S: Final = 300.0  # for a search without an answer; Ray notices a dead node in 30 s
-BATCHES_PER_WORKER: Final = 32  # so that all workers end at about the same time; a task costs 2 ms
 WATCH_S: Final = 2.0  # interval of the cluster's checks, and time limit for its head to answer
 RAYLET_DIED: Final = "its process on this machine, the raylet, has died"
 POLL_S: Final = 0.5  # longest wait for answers before the cluster is checked
@@ -207,31 +206,23 @@ def plan_batches(
     without this version of the package get no more work; a warning names them. Raises
     `RayUnavailableError` if the cluster is lost or gives no answer.
     """
-    tasks = _SearchTasks(work)
-    # The first batch is empty: its answer shows that a worker has started
-    # Small batches, so that all workers end together
-    size = max(1, math.ceil(len(numbers) / (num_workers * BATCHES_PER_WORKER)))
-    batches = (numbers[start : start + size] for start in range(0, len(numbers), size))
-    waiting = deque([numbers[:0], *batches])
-    asked: dict[Any, range] = {}
+    tasks, batches = _SearchTasks(work), Batches(numbers, num_workers)
+    asked: dict[Any, tuple[range, float]] = {}
     watch, heard_s, limit_s = Watch(), time.monotonic(), START_TIMEOUT_S
-    while waiting or asked:
-        while waiting and len(asked) < num_workers:
-            batch = waiting.popleft()
-            if batch.start >= stop():
-                waiting.clear()
-            else:
-                asked[tasks.ask(batch)] = batch
+    while True:
+        while len(asked) < num_workers and (batch := batches.next(stop())) is not None:
+            asked[tasks.ask(batch)] = batch, time.monotonic()
         if not asked:
             return
         for call in ray.wait(list(asked), num_returns=1, timeout=POLL_S)[0]:
-            batch, results = asked.pop(call), tasks.answer(call)
+            (batch, asked_s), results = asked.pop(call), tasks.answer(call)
             if results is None:
-                waiting.appendleft(batch)
+                batches.repeat(batch)
                 continue
             if results and isinstance(results[-1], ValueError):
-                waiting = deque(later for later in waiting if later.start < batch.start)
+                batches.end_at(batch.start)
             heard_s, limit_s = time.monotonic(), SILENCE_TIMEOUT_S
+            batches.took(batch, heard_s - asked_s)
             yield batch, results
         watch.check()
         if time.monotonic() - heard_s > limit_s:
@@ -290,11 +281,13 @@ def _search_task() -> Callable[..., Any]:
 
     def plan(version, work, numbers):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - see above
         """Plan a batch; return the node, its problem or None, and the results."""
+        import gc  # noqa: PLC0415
         import platform  # noqa: PLC0415
 
         import ray  # noqa: PLC0415
 
         node, host = ray.get_runtime_context().get_node_id(), platform.node()
+        gc.disable()  # imports only make what lives to the end
         try:
             import amp_ray  # noqa: PLC0415
         except ImportError as error:
@@ -303,7 +296,9 @@ def _search_task() -> Callable[..., Any]:
             return node, f"{host} has amp-ray {amp_ray.__version__}, not {version}", []
         from amp_ray.runtime.ray.actors import work_of  # noqa: PLC0415
 
-        return node, None, work_of(work).plan(numbers)
+        here = work_of(work)
+        gc.enable()
+        return node, None, here.plan(numbers)
 
     return plan
 
@@ -312,6 +307,7 @@ def _search_task() -> Callable[..., Any]:
 def work_of(pickled: bytes) -> Work:
     """Unpickle a work once per worker, so that planners keep their caches."""
     work: Work = cloudpickle.loads(pickled)
+    gc.freeze()
     return work
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.candidate_queue import CandidateQueue, RowLimit, fastest_pipelines
+from amp_ray.search.candidate_queue import Batches, CandidateQueue, RowLimit, fastest_pipelines
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates
 from amp_ray.search.ranking import NEAR_FRACTION, SHOWN_SLACK
@@ -192,3 +192,40 @@ def test_others_are_ranked_where_they_are_faster_than_all() -> None:
     for number, time_s in enumerate((5.0, 3.5)):
         found.add(number, estimate(number, time_s))
     assert [each for each in found.improved() if each in (faster, slower)] == [faster]
+
+
+def test_batches_cover_all_candidates_once_and_end_small() -> None:
+    batches = Batches(range(3, 1003), num_workers=2)
+    sizes: list[int] = []
+    numbers: list[int] = []
+    while (batch := batches.next(stop=2000)) is not None:
+        batches.took(batch, 0.01 * len(batch))
+        numbers += batch
+        sizes.append(len(batch))
+    assert numbers == list(range(3, 1003))
+    assert sizes[:2] == [0, 16]  # the first is empty, the second small
+    assert sizes[2] == 246  # a quarter of the rest: shorter than `BATCH_S`
+    assert sizes[2:] == sorted(sizes[2:], reverse=True)
+    assert sizes[-1] == 1
+
+
+def test_batches_of_slow_candidates_are_short() -> None:
+    batches = Batches(range(1000), num_workers=2)
+    batches.took(range(4), 8.0)
+    assert [batches.next(stop=1000) for _ in range(3)] == [range(0), range(2), range(2, 4)]
+
+
+def test_batches_are_repeated_and_end_where_they_have_to() -> None:
+    batches = Batches(range(1000), num_workers=2)
+    first, second, third = (batches.next(stop=1000) for _ in range(3))
+    assert second == range(16)
+    assert third == range(16, 32)
+    batches.repeat(third)
+    batches.repeat(second)
+    assert batches.next(stop=10) == second
+    assert batches.next(stop=10) is None
+    batches.repeat(third)
+    batches.repeat(second)
+    batches.end_at(16)
+    assert [batches.next(stop=1000) for _ in range(2)] == [second, None]
+    assert first == range(0)
