@@ -22,7 +22,7 @@ from amp_ray.runtimes.traits import RUNTIMES
 
 _COUNT: Final = click.IntRange(min=1)
 _BATCH: Final = 256
-_HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.is_historic}
+_HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status == "historic"}
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import Field, create_model
 
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text
+from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text, Title
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import FOR_PEOPLE, MOST_LAYERS, BlockFigures, LayerList, ModelShape
 from amp_ray.units import GIGA, counted
@@ -40,8 +40,9 @@ class BlockSection(Section):
 class ModelKeys(Section):
     """``model``: a family with its figures, or a Hugging Face ``config.json``."""
 
-    name: Name | None = None
-    """Name in tables, reports and messages. Default: `model_type` of `config`, else the family."""
+    name: Title | None = None
+    """Name in tables and reports, such as `Qwen/Qwen3-8B`. Default: `model_type` of `config`, else
+    the family."""
     config: Text | None = None
     """A Hugging Face `config.json`. Families: gpt2, llama, t5, vit."""
     layer_list: LayerList | None = None

@@ -87,8 +87,8 @@ class RuntimeTraits:
 
     name: str  # the value of ``runtime`` in an experiment file
     description: str  # which program it is, in a sentence
-    # Whether it is a program of past years, kept for published measurements: help leaves it out
-    is_historic: bool = False
+    # Whether it is a program of today, or of past years, kept for published measurements
+    status: Literal["current", "historic"] = "current"
     # List of layers that the runtime trains; ``bounds`` count its entries
     layer_list: LayerList = "runtime"
     # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks

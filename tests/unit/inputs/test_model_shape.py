@@ -290,9 +290,11 @@ def test_modules_for_more_tokens_are_trained_unless_the_file_says_otherwise() ->
 
 def test_a_model_is_named_by_the_file_or_else_by_its_configuration() -> None:
     assert read(MIXTRAL).name == "mixtral"
-    section = ModelSection(config="config.json", name="mine")
+    section = ModelSection(config="config.json", name="mine/8x7B")
     assert model_shape(section, json.dumps(MIXTRAL)) == read(MIXTRAL)
-    assert model_shape(section, json.dumps(MIXTRAL)).name == "mine"
+    assert model_shape(section, json.dumps(MIXTRAL)).name == "mine/8x7B"
+    with pytest.raises(ValueError, match="no control character"):
+        ModelSection(name="\x1b[31m")
     assert "name" not in read(MIXTRAL).figures()
 
 
