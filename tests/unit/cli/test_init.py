@@ -14,6 +14,7 @@ PUBLISHED = {
     "mixtral-8x7b": "46.7b",
     "qwen3-30b-a3b": "30.5b",
     "qwen3-235b-a22b": "235b",
+    "gpt-oss-120b": "116.8b",
     "deepseek-v3": "682.5b",  # 671 without its module for one more token
 }
 """Parameters as their reports and model cards state them, where a name says less."""
