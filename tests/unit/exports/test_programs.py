@@ -519,6 +519,10 @@ def test_offloaded_blocks_are_told_and_read_or_refused() -> None:
     assert strategy_of(text, base)["pp"] == 1
     with pytest.raises(InputError, match=r"add --set traits\.offloaded_blocks=2"):
         strategy_of(text)
+    without = text.replace("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 0")
+    assert strategy_of(without)["pp"] == 1
+    with pytest.raises(InputError, match="layers 0; the experiment has 2"):
+        strategy_of(without, base)
     overrides = text_of(bridge_overrides(chosen(plan, base)))
     assert "model.cpu_offloading=true" in overrides
     assert "model.cpu_offloading_num_layers=2" in overrides
