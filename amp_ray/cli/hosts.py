@@ -32,7 +32,6 @@ from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profile.profiling import PartReport, ProfileFolder, Settings, measure
 from amp_ray.search.token_slices import granules_of
 from amp_ray.trials.profile.tables import slice_files
-from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 
 
@@ -71,19 +70,18 @@ def doctor(
     return TRIALS_FAILED if diagnosis.errors else SUCCESS
 
 
+_OF_RAY = frozenset({"cluster_name", "provider", "auth"})
+"""Keys of a file for Ray's cluster launcher, which an experiment file does not have."""
+
+
 def _refuse_ray_cluster(path: Path) -> None:
-    """Refuse a file for any version of Ray's cluster launcher in place of an experiment."""
-    text = read_text(path)
-    if not is_ray_cluster(parse_yaml(text, file=str(path))):
-        return
-    old = explain_old_keys(text, file=str(path))
-    message = (
-        "this is a file for Ray's cluster launcher ('ray up'), not an experiment; give the file "
-        "that has 'model:' and 'cluster:'"
-    )
-    if old:
-        message += "\nkeys that today's Ray no longer follows:\n  " + "\n  ".join(map(str, old))
-    raise InputError(message, where=Where(file=str(path)))
+    """Refuse a file for Ray's cluster launcher in place of an experiment."""
+    if len(parse_yaml(read_text(path), file=str(path)).values.keys() & _OF_RAY) > 1:
+        message = (
+            "this is a file for Ray's cluster launcher ('ray up'), not an experiment; give the "
+            "file that has 'model:' and 'cluster:'"
+        )
+        raise InputError(message, where=Where(file=str(path)))
 
 
 _DEFAULT_SECONDS = 300.0

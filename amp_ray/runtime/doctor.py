@@ -5,31 +5,20 @@ import ipaddress
 import json
 import math
 import queue
-import reprlib
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import Any, Final
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment, SshSettings, TrialSettings
 from amp_ray.runtime.hosts import agent
-from amp_ray.runtime.hosts.agent.wire import (
-    BOOTSTRAP,
-    PROBE_MODULES,
-    Lines,
-    WireError,
-    make_bundle,
-    printable,
-)
+from amp_ray.runtime.hosts.agent.wire import BOOTSTRAP, PROBE_MODULES
 from amp_ray.runtime.hosts.host import (
-    Channel,
     Host,
     MakeHost,
     experiment_folder,
@@ -37,8 +26,9 @@ from amp_ray.runtime.hosts.host import (
     host_maker,
     located,
 )
-from amp_ray.runtime.hosts.link import AgentSettings, clean
+from amp_ray.runtime.hosts.link import AgentLink, AgentSettings, Message
 from amp_ray.runtime.hosts.login import login_failure, ssh_words
+from amp_ray.runtime.threads import at_once
 from amp_ray.trials.doctor.checks import Gpu, check_hosts, visible_gpus
 from amp_ray.trials.doctor.findings import LEVELS, Facts, Finding, HostReport, HostSpec, only
 from amp_ray.trials.doctor.software import Needs, list_pythons
@@ -48,21 +38,7 @@ SCHEMA: Final = 1
 LOCAL_NAME: Final = "localhost"
 _END_S: Final = 10.0  # limit for closing all probes; a slower host ends its probe by itself
 
-Message = dict[str, Any]
 AGENT_PYTHON: Final = (3, 8)  # oldest Python for agent and probe
-
-_MAX_SHOWN: Final = 30  # characters of a message's unknown kind that an error quotes
-_NUM_NOISE_LINES: Final = 3
-_MAX_NOISE: Final = 1000  # bytes to keep of a line that is no message
-_MAX_BYTES: Final = 4 * 2**20  # limit of a probe's output, which is usually a few kilobytes
-_MAX_ANSWERS: Final = 100  # limit per host; the usual two are facts and reachable peers
-
-_ANSWERS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
-    "old": {"version": str, "executable": (str, NoneType)},
-    "facts": {"version": str, "executable": (str, NoneType)},
-    "reach": {"peers": list},
-}
-"""Required keys and their types, by kind of answer."""
 
 _END_TIMEOUT_S: Final = 2.0
 
@@ -239,96 +215,39 @@ class Probe:
     """The connection to a probe on one host; the probe ends with it."""
 
     def __init__(self, host: Host, *, limit_s: float) -> None:
-        self.host = host
-        self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._too_old: Message | None = None
-        self._num_answers = 0
-        self._channel: Channel = host.open_channel(
-            [host.python, "-I", "-u", "-c", guarded(BOOTSTRAP), "probe"]
+        self._link = AgentLink(
+            host,
+            AgentSettings(),
+            queue.SimpleQueue(),
+            bootstrap=guarded(BOOTSTRAP),
+            modules=PROBE_MODULES,
+            limit_s=math.ceil(limit_s),
         )
-        start = {"limit_s": math.ceil(limit_s)}
-        self._listener = threading.Thread(
-            target=self._listen, name=f"probe {host.name}", daemon=True
-        )
-        self._listener.start()
-        self._write(make_bundle(PROBE_MODULES) + json.dumps(start).encode() + b"\n")
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
         """Ask a question and return the answer; its kind is ``old`` if Python is too old."""
-        if self._too_old is not None:
-            return self._too_old
-        self._write(json.dumps({"kind": kind, **details}).encode() + b"\n")
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise HostError(f"{self.host.name}: no answer within {timeout_s:g} s") from None
-            if message["kind"] == "lost":
-                self._inbox.put(message)
-                raise HostError(f"{self.host.name}: {message['text']}")
-            if message["kind"] == "old":  # the host sends it once; it answers later questions, too
-                self._too_old = message
-            if message["kind"] in {kind, "old"}:
-                return message
+        try:
+            return self._link.ask({"kind": kind, **details}, kind, timeout_s)
+        except HostError:
+            old = _old_python(self._link.noise)
+            if old is None:
+                raise
+            return old
 
     def close(self) -> None:
         """End the probe and its processes; wait `_END_TIMEOUT_S` at most."""
-        with contextlib.suppress(OSError):
-            self._channel.close()
-        self._listener.join(_END_TIMEOUT_S)
+        self._link.close()
+        self._link.wait(_END_TIMEOUT_S)
 
-    def _write(self, data: bytes) -> None:
-        """Write; ignore errors, since ``ask`` notices a lost probe."""
-        with contextlib.suppress(OSError, ValueError):
-            self._channel.write(data)
 
-    def _listen(self) -> None:
-        """Read the channel: tell messages from output of a login shell or a failing interpreter."""
-        lines = Lines()
-        problem = ""
-        num_bytes = 0
-        try:
-            while data := self._channel.read():
-                num_bytes += len(data)
-                if num_bytes > _MAX_BYTES:
-                    text = f"it says more than {_MAX_BYTES // 2**20} MiB, as no probe does"
-                    raise WireError(text)  # noqa: TRY301 - handled as an invalid answer
-                for line in lines.feed(data):
-                    self._hear(line)
-            self._hear(lines.rest())
-        except WireError as error:
-            problem = f"not to be trusted: {error}"
-            with contextlib.suppress(OSError, HostError):
-                self._channel.close()
-        except (OSError, HostError) as error:
-            problem = str(error)
-        text = problem or " / ".join(self._noise) or "the connection ended"
-        self._inbox.put({"kind": "lost", "text": text})
-
-    def _hear(self, line: bytes) -> None:
-        """Handle a line of noise or an answer; raise `WireError` for an invalid answer."""
-        message: Any = None
+def _old_python(lines: Sequence[str]) -> Message | None:
+    """Return what the guard of an old Python has printed; None if there is nothing of it."""
+    for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
-            message = json.loads(line)
-        if isinstance(message, dict) and "kind" in message:
-            self._num_answers += 1
-            self._inbox.put(self._checked(message))
-        elif line.strip():
-            self._noise.append(printable(line[:_MAX_NOISE].decode("utf-8", "replace").strip()))
-
-    def _checked(self, message: Message) -> Message:
-        """Return an answer with clean texts; raise `WireError` if it is invalid."""
-        message = clean(message)
-        kind = str(message["kind"])
-        for key, types in _ANSWERS.get(kind, {"kind": ()}).items():
-            if not isinstance(message.get(key), types):
-                text = f"an answer {kind[:_MAX_SHOWN]!r} has {key} {reprlib.repr(message.get(key))}"
-                raise WireError(text)
-        if self._num_answers > _MAX_ANSWERS:
-            raise WireError(f"more than {_MAX_ANSWERS} answers")
-        return message
+            match json.loads(line):
+                case {"kind": "old", "version": str(), "executable": str() | None} as message:
+                    return dict(message)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,27 +397,3 @@ class HostProbe:
             script=software_script(),
             num_peers=question.num_peers,
         )
-
-
-def at_once(tasks: Sequence[Callable[[], None]], limit_s: float) -> None:
-    """Run tasks in parallel, wait for ``limit_s`` at most, and raise the first error."""
-    results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def run(task: Callable[[], None]) -> None:
-        try:
-            task()
-        except Exception as error:  # noqa: BLE001 - raised by the caller below
-            results.put(error)
-        else:
-            results.put(None)
-
-    for task in tasks:
-        threading.Thread(target=run, args=(task,), daemon=True).start()
-    deadline = time.monotonic() + limit_s
-    for _ in tasks:
-        try:
-            error = results.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return
-        if error is not None:
-            raise error

@@ -2,8 +2,7 @@
 
 Run as ``python -m amp_ray.training JOB.json`` on every rank, with ``RANK``,
 ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the
-environment, or call ``main`` in a process forked from one that has called
-``preload``. Importing this package imports neither torch nor DeepSpeed, starts
+environment. Importing this package imports neither torch nor DeepSpeed, starts
 no thread and creates no device context.
 
 ``bounds`` index the program's list of layers:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -31,45 +31,29 @@ SPAN_NAMES: Final[Mapping[Kind, str]] = {
 """Span name of each instruction; the time to receive includes waiting."""
 
 
-class Clock(Protocol):
-    """Takes marks of moments; later, returns the seconds between two marks."""
+class HostClock:
+    """Takes marks of moments on a CPU, where a call returns when its work is done."""
 
     def mark(self) -> Any:  # noqa: ANN401 - the type depends on the clock
         """Return the present moment."""
+        return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:  # noqa: ANN401
         """Return the seconds between two marks; call it after a synchronisation of the device."""
+        return float(end - start)
 
     def begin(self) -> None:
         """Set the reference time of `moment`; call before each step."""
 
     def moment(self, mark: Any) -> float:  # noqa: ANN401
         """Return the time of a mark on the host's monotonic clock."""
+        return float(mark)
 
 
-class HostClock:
-    """Clock for CPUs, where a call returns when its work is done."""
-
-    def mark(self) -> float:
-        """Return the present moment."""
-        return time.perf_counter()
-
-    def seconds(self, start: float, end: float) -> float:
-        """Return the time between two marks."""
-        return end - start
-
-    def begin(self) -> None:
-        """Do nothing: marks are times of the monotonic clock already."""
-
-    def moment(self, mark: float) -> float:
-        """Return the mark, which is a time of the monotonic clock."""
-        return mark
-
-
-class DeviceClock:
+class DeviceClock(HostClock):
     """Clock for CUDA: a mark is an event in the stream, so that taking one never blocks."""
 
-    def mark(self) -> Any:  # noqa: ANN401 - a CUDA event
+    def mark(self) -> Any:  # noqa: ANN401
         """Record an event in the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
@@ -95,7 +79,7 @@ class DeviceClock:
 class Spans:
     """Time spans of named pieces of work, summed by name after the step."""
 
-    clock: Clock
+    clock: HostClock
     # Name, instruction, start and end of every span since the last ``drain``
     marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
     # Instructions that the last ``drain`` returned, with start and end on the host's clock

@@ -7,6 +7,9 @@ from itertools import accumulate, pairwise
 from math import lcm
 from typing import Any, Final, NamedTuple
 
+from amp_ray.strategies.candidate import OTHER_OPTIONS, StageOptions
+from amp_ray.strategies.recompute import Recompute
+
 Place = tuple[str, int]
 """Host name and slot."""
 
@@ -46,7 +49,7 @@ def shard_range(size: int, index: int, num_shards: int) -> tuple[int, int]:
     return index * size // num_shards, (index + 1) * size // num_shards
 
 
-_OPTIONS: Final = ("tp", "dp", "cp", "ep", "etp", "sequence_parallel")
+_OPTIONS: Final = ("tp", "dp", *(option.name for option in OTHER_OPTIONS))
 """Options of a stage that need no conversion."""
 
 TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
@@ -54,47 +57,11 @@ TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridStage:
-    """Parallel degrees and other options of one stage."""
+class GridStage(StageOptions):
+    """Options of one stage, and its samples."""
 
-    tp: int
-    dp: int
     # Samples of one micro-batch per dp index; None if each has ``micro_batch_size``
     shares: tuple[int, ...] | None = None
-    # Recomputation in the backward pass: ``none``, ``selective`` (the attention core) or ``full``
-    recompute: str = "none"
-    # Number of blocks that recompute, counted from the stage's first; None for all
-    recompute_layers: int | None = None
-    cp: int = 1  # ranks that divide the tokens of every sequence
-    ep: int = 1  # expert parallel degree
-    etp: int = 0  # ranks that divide each expert; 0 means tp
-    # Whether the tp ranks divide the tokens between tensor-parallel layers
-    sequence_parallel: bool = False
-
-    @property
-    def expert_tp(self) -> int:
-        """Number of ranks that divide each expert."""
-        return self.etp or self.tp
-
-    @property
-    def expert_ranks(self) -> int:
-        """Number of ranks that together hold the experts of a layer."""
-        return self.ep * self.expert_tp
-
-    @property
-    def spreads_experts(self) -> bool:
-        """Whether experts are distributed differently from other weights (tp shards, replicas)."""
-        return self.ep > 1 or self.expert_tp != self.tp
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of ranks that hold the same weights."""
-        return self.cp * self.dp
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of processes of the stage."""
-        return self.tp * self.num_replicas
 
 
 class Passage(NamedTuple):
@@ -267,10 +234,8 @@ def _read_stages(strategy: Mapping[str, Any], micro_batch_size: int) -> tuple[Gr
         shares = stage.get("shares")
         if shares is not None and set(shares) != {micro_batch_size}:
             options["shares"] = tuple(shares)
-        options["recompute"] = kind
-        if isinstance(kind, Mapping):
-            options |= {"recompute": kind["kind"], "recompute_layers": kind["layers"]}
-        stages.append(GridStage(**options))
+        again = kind if isinstance(kind, Mapping) else {"kind": kind}
+        stages.append(GridStage(**options, recompute=Recompute(**again)))
     return tuple(stages)
 
 

@@ -90,15 +90,15 @@ class TrialModule(PipelineModule):
         stage: int,
     ) -> None:
         self._wanted = grid.bounds
-        self._again = grid.stages[stage]
+        self._again = grid.stages[stage].recompute
         super().__init__(
             layers,
             topology=PlacedTopology(grid),
             loss_fn=loss,
-            activation_checkpoint_interval=1 if self._again.recompute == "full" else 0,
+            activation_checkpoint_interval=1 if self._again.kind == "full" else 0,
             activation_checkpoint_func=recomputed,
         )
-        if self._again.recompute == "selective":
+        if self._again.kind == "selective":
             for block in self._blocks_again():
                 block.attention_layer.recompute_core = True
 
@@ -114,7 +114,7 @@ class TrialModule(PipelineModule):
     def _blocks_again(self) -> list[Any]:
         """Return the blocks of this stage that recompute."""
         blocks = [layer for layer in self.forward_funcs if isinstance(layer, Block | ImageBlock)]
-        return blocks[: self._again.recompute_layers]
+        return blocks[: self._again.layers]
 
 
 def _recipe(spec: LayerSpec) -> DeepSpeedLayer:

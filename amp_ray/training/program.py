@@ -25,20 +25,15 @@ PROFILING_MODULE: Final = "amp_ray.training.profiling.run"
 """Module that runs a profile; it imports torch and DeepSpeed."""
 
 
-def main(job: Sequence[str] | Mapping[str, Any]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run one rank of a trial or of a profile run; report every ending as an event.
 
-    Args:
-        job: Command-line arguments, which are the path of the job file and perhaps the option
-            ``--local_rank`` of DeepSpeed's launcher; or the job's JSON object, in a process
-            forked from one that has called ``preload``.
-
-    Returns:
-        0 after a complete run, else the code of the cause in ``events.EXIT_CODES``.
+    The argument is the path of the job file. Returns 0 after a complete run, else the code of the
+    cause in ``events.EXIT_CODES``.
     """
     with EventChannel() as channel:
         try:
-            record = job if isinstance(job, Mapping) else _read_file(job)
+            record = _read_file(arguments)
             channel.trial_id = record.get("trial", record).get("trial_id")
             loaded = read_profile_job(record) if "trial" in record else read_job(record)
         except (AttributeError, ValueError, OSError) as error:
@@ -46,10 +41,7 @@ def main(job: Sequence[str] | Mapping[str, Any]) -> int:
             return EXIT_CODES["bad_job"]
         try:
             channel.send("started")
-            if isinstance(loaded, ProfileJob):
-                _measure(loaded, channel)
-            else:
-                _train(loaded, channel)
+            _run(loaded, channel)
         except BaseException as error:  # noqa: BLE001 - every ending is reported, SystemExit too
             cause = "bad_job" if isinstance(error, UnfitError) else cause_of(error)
             channel.failed(error, cause)
@@ -81,33 +73,21 @@ def preload(*, deepspeed: bool = True, zero: bool = True) -> None:
             importlib.import_module(ZERO_MODULE)
 
 
-def _train(job: Job, channel: EventChannel) -> None:
+def _run(job: Job | ProfileJob, channel: EventChannel) -> None:
+    trial = job.trial if isinstance(job, ProfileJob) else job
+    if trial.device != "auto":
+        os.environ.setdefault("DS_ACCELERATOR", trial.device)
     start = time.perf_counter()
-    _import(job, zero=job.zero_stage > 0)
-    imports_s = time.perf_counter() - start
-    importlib.import_module(RUNTIME_MODULE).run(job, channel, imports_s)
-
-
-def _measure(job: ProfileJob, channel: EventChannel) -> None:
-    _import(job.trial, zero=False)
-    importlib.import_module(PROFILING_MODULE).run(job, channel)
-
-
-def _import(job: Job, *, zero: bool) -> None:
-    if job.device != "auto":
-        os.environ.setdefault("DS_ACCELERATOR", job.device)
-    preload(deepspeed=job.runtime == "deepspeed", zero=zero)
+    preload(deepspeed=trial.runtime == "deepspeed", zero=trial is job and trial.zero_stage > 0)
+    if isinstance(job, ProfileJob):
+        importlib.import_module(PROFILING_MODULE).run(job, channel)
+    else:
+        imports_s = time.perf_counter() - start
+        importlib.import_module(RUNTIME_MODULE).run(job, channel, imports_s)
 
 
 def _read_file(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Read the job from the one argument that is not ``--local_rank``."""
-    paths = [argument for argument in arguments if not argument.startswith("--local_rank")]
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        if name == "--local_rank" and value:
-            os.environ["LOCAL_RANK"] = value
-    if len(paths) != 1:
-        usage = "usage: python -m amp_ray.training [--local_rank=N] JOB.json"
-        raise ValueError(f"{usage}; found {list(arguments)}")
-    record: Mapping[str, Any] = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+    if len(arguments) != 1:
+        raise ValueError(f"usage: python -m amp_ray.training JOB.json; found {list(arguments)}")
+    record: Mapping[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     return record

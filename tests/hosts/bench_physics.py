@@ -33,7 +33,7 @@ from amp_ray.trials.profile.tables import slice_files
 from support.experiments import experiment_from
 from support.host_cluster import HostCluster, why_unavailable
 
-from .conftest import HANG_GUARD_S, NEEDS_TRAINING, Bench, require
+from .conftest import NEEDS_TRAINING, Bench, require
 
 pytestmark = [pytest.mark.hosts, NEEDS_TRAINING]
 
@@ -257,7 +257,7 @@ def sliced_experiment(bench: Bench, folder: Path) -> Experiment:
     experiment = load_unprofiled(path)
     profile = ProfileFolder(folder / "profile", experiment.model, experiment.precision)
     settings = Settings(
-        seconds=HANG_GUARD_S,
+        seconds=300.0,
         make_host=lambda name: SshHost(name, bench.ssh),
         say=lambda _line: None,
     )

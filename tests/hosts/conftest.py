@@ -18,8 +18,8 @@ from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Outcome
 from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
+from support.waiting import HANG_GUARD_S, wait_for
 
-HANG_GUARD_S = 300.0
 """Limit against hangs; nothing takes so long, even on a slow and busy machine."""
 
 NEEDS_TRAINING = pytest.mark.skipif(
@@ -46,7 +46,6 @@ class Bench:
         self.folder = folder
         self.settings = SETTINGS
         self.preface = PREFACE
-        self.wait_for = wait_for
         self.ssh = SshSettings(
             known_hosts=str(cluster.known_hosts),
             identities=(str(cluster.identity),),
@@ -145,13 +144,6 @@ def result(**more):
             json.dump({"trial_id": sys.argv[1], "step_s": [0.9, 0.2, 0.2, 0.2], **more}, file)
 """
 """Beginning of every stand-in program."""
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = HANG_GUARD_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def require(reason: str | None) -> None:

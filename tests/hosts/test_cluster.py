@@ -11,6 +11,7 @@ import pytest
 
 from amp_ray.runtime.hosts.ssh import SshHost
 from support import namespaces
+from support.waiting import wait_for
 
 from .conftest import require
 
@@ -105,7 +106,5 @@ def test_everything_goes_when_the_process_that_made_it_is_killed(
         *pids, folder = maker.stdout.readline().decode().split()
         assert all(namespaces.exists(int(pid)) for pid in pids)
         maker.kill()
-    deadline = time.monotonic() + 300
-    while any(namespaces.exists(int(pid)) for pid in pids) or Path(folder).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not any(namespaces.exists(int(pid)) for pid in pids))
+    wait_for(lambda: not Path(folder).exists())

@@ -14,8 +14,9 @@ from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from
 from support.namespaces import generate_key
+from support.waiting import wait_for
 
-from .conftest import CONNECT_S, Bench, MakeCluster, wait_for
+from .conftest import CONNECT_S, Bench, MakeCluster
 
 pytestmark = pytest.mark.hosts
 
@@ -194,13 +195,6 @@ def test_peers_that_drop_connections_are_named(make_cluster: MakeCluster, tmp_pa
     assert f"iptables -I INPUT -s {second.address} -j ACCEPT" in str(
         by_host[second.address].command
     )
-
-
-def test_what_a_login_prints_does_not_disturb(ward: Ward) -> None:
-    home = Path(f"/proc/{ward.bench.cluster.hosts[0].init_pid}/root/run/home")
-    (home / ".bashrc").write_text('echo Welcome; echo "{}"; echo [1] >&2\n', encoding="ascii")
-    assert ward.diagnose().errors == []
-    (home / ".bashrc").unlink()
 
 
 def test_a_killed_doctor_leaves_nothing_on_any_host(ward: Ward) -> None:

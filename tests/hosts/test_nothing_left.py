@@ -17,6 +17,7 @@ from amp_ray.trials.launch import WarmUp
 from amp_ray.trials.outcome import Crashed, Measured, Unreachable
 from support.launching import warm
 from support.trial_runs import events_of, were_warm
+from support.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import Bench
@@ -91,7 +92,7 @@ def controller_of(bench: "Bench", program: str) -> Iterator["subprocess.Popen[by
         try:
             bench.wait_until_ready()
             yield controller
-            bench.wait_for(lambda: not any(cluster.programs(host) for host in cluster.hosts))
+            wait_for(lambda: not any(cluster.programs(host) for host in cluster.hosts))
         finally:
             controller.kill()
 
@@ -152,7 +153,7 @@ def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") ->
         assert isinstance(outcome, Unreachable)
         assert [p.command for p in bench.cluster.programs(second)] == ["sleep 600"]
         assert launcher.group.sweep() == {second.address: []}
-        bench.wait_for(lambda: bench.cluster.programs(second) == ())  # the sweeping agent goes last
+        wait_for(lambda: bench.cluster.programs(second) == ())  # the sweeping agent goes last
         assert bench.folders_on(second) == []
 
 

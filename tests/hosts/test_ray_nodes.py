@@ -17,13 +17,13 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from support.experiments import small_experiment
 from support.host_cluster import HostCluster, NamespaceHost
+from support.waiting import HANG_GUARD_S
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import MakeCluster
 
 pytestmark = pytest.mark.hosts
 
-HANG_GUARD_S = 600.0
 PORT = 6379
 
 SEARCH = """

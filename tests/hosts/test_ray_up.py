@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ import yaml
 
 from amp_ray.runtime.ray.address import START_VARIABLE
 from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
+from support.waiting import wait_for
 
 from .conftest import NEEDS_TRAINING
 
@@ -202,10 +202,7 @@ def cluster(repository: Path) -> Iterator[Cluster]:
         assert stop.returncode == 0, said(stop)
         down = cluster.ray("down")
         assert down.returncode == 0, said(down)
-        deadline = time.monotonic() + HANG_GUARD_S
-        while left := cluster.ray_processes():
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
+        wait_for(lambda: not cluster.ray_processes(), told=cluster.ray_processes)
 
 
 def readme_commands(repository: Path) -> list[str]:

@@ -12,7 +12,9 @@ from typing import Final
 
 import pytest
 
-from .conftest import Bench, MakeCluster, wait_for
+from support.waiting import wait_for
+
+from .conftest import Bench, MakeCluster
 from .test_soak import STEP_S, SoakStudy
 
 pytestmark = pytest.mark.hosts

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from support.host_cluster import NamespaceHost
+from support.waiting import HANG_GUARD_S, wait_for
 
-from .conftest import Bench, MakeCluster, wait_for
+from .conftest import Bench, MakeCluster
 from .test_tune import Study
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ NUM_FAULTS: Final = int(os.environ.get("AMP_RAY_SOAK", "2"))
 NUM_FAULTS_PER_STUDY: Final = 2
 BUDGET: Final = 3
 MAX_RESUMES: Final = 8
-HANG_GUARD_S: Final = 600.0
 STEP_S: Final = 0.02
 PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
 """Possible step times: on a busy machine a sleep may take longer, but never less time."""
@@ -180,7 +180,7 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
             errors = driver.communicate(timeout=HANG_GUARD_S)[1]
         assert driver.returncode in {0, 4, 130, -signal.SIGINT, -signal.SIGKILL}, errors
         assert "Traceback" not in errors, errors
-        wait_for(lambda: not study.busy_hosts() and not study.processes(), HANG_GUARD_S)
+        wait_for(lambda: not study.busy_hosts() and not study.processes())
         ended = study.outcomes()
         kept = before.keys() - study.taken_back()
         assert all(ended.get(key) == before[key] for key in kept), "an outcome was lost or changed"
@@ -192,7 +192,7 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
 
 def _wait_for_more(study: SoakStudy, driver: "subprocess.Popen[str]", num_events: int) -> None:
     """Wait until the journal has more than ``num_events`` events."""
-    wait_for(lambda: len(study.events()) > num_events or driver.poll() is not None, HANG_GUARD_S)
+    wait_for(lambda: len(study.events()) > num_events or driver.poll() is not None)
 
 
 def _check_end(study: SoakStudy, errors: str) -> None:

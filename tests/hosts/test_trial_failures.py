@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pytest
 
-from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from amp_ray.trials.outcome import Crashed, Measured, TimedOut, Unreachable
 from support.host_cluster import HostCluster, why_unavailable
 from support.launching import warm
 from support.trial_runs import events_of
@@ -73,15 +73,6 @@ def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure, runt
     measure(ended)
 
 
-def test_an_allocation_that_fails(shared: TrialBench, measure: Measure) -> None:
-    fault = {"rank": 1, "how": "memory", "backward_pass": 6}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
-    outcome = ended.outcome
-    assert isinstance(outcome, OutOfMemory), outcome
-    assert (outcome.rank, outcome.host) == (1, shared.names[1])
-    measure(ended)
-
-
 def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure) -> None:
     launch = shared.launch(ALL_SLOTS, steps=MANY_STEPS)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(2).pid, signal.SIGKILL))
@@ -104,11 +95,6 @@ def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
     # The rank's stack, most recent call first: it was within a step, or waiting for other ranks.
     assert any("in timed_step" in line for line in outcome.lines), outcome.lines
     measure(outcome.wall_s - launch.timeout_s)
-
-
-def test_a_port_that_is_taken_once(shared: TrialBench) -> None:
-    fault = {"rank": 0, "how": "port", "times": 1, "name": "once"}
-    assert isinstance(shared.run(shared.launch(PIPELINE, fault=fault)).outcome, Measured)
 
 
 def test_a_disk_that_fills_up(shared: TrialBench, measure: Measure) -> None:

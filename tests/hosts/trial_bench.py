@@ -26,8 +26,9 @@ from support.experiments import experiment_from
 from support.host_cluster import NamespaceHost
 from support.launching import warm
 from support.namespaces import Process
+from support.waiting import wait_for
 
-from .conftest import Bench, wait_for
+from .conftest import Bench
 
 FAULTS: Final = Path(__file__).with_name("trial_faults.py")
 PROGRAM: Final = "amp_ray/training/__main__.py"

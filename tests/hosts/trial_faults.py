@@ -3,8 +3,6 @@
 import importlib
 import json
 import os
-import resource
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-ADDRESS_SPACE_BYTES = 64 << 30
 MARK = "rank-injected.log"
 """File with the time of the failure by the machine's clock; it is collected like a log."""
 
@@ -28,13 +25,6 @@ def raise_error() -> None:
     raise ValueError(message)
 
 
-def run_out_of_memory() -> None:
-    """Ask torch for more memory than the process may have."""
-    hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard_limit))
-    importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
-
-
 def fill_disk() -> None:
     """Let another program fill the disk; training goes on, but cannot write its result."""
     with Path("~/filler").expanduser().open("wb", buffering=0) as file, suppress(OSError):
@@ -44,20 +34,8 @@ def fill_disk() -> None:
 
 IN_STEP: dict[str, Callable[[], None]] = {
     "raise": raise_error,
-    "memory": run_out_of_memory,
     "disk": fill_disk,
 }
-
-
-def take_port(times: int, name: str) -> None:
-    """In the first attempts, let another program take the port that rank 0 will listen at."""
-    tried = Path(f"~/tried-{name}").expanduser()
-    num_tried = int(tried.read_text(encoding="ascii")) if tried.exists() else 0
-    tried.write_text(str(num_tried + 1), encoding="ascii")
-    if num_tried < times:
-        holder = socket.create_server(("", int(os.environ["MASTER_PORT"])))
-        subprocess.Popen(["/bin/sleep", "3600"], pass_fds=[holder.fileno()], start_new_session=True)
-        mark()
 
 
 def shift_clock(seconds: float) -> None:
@@ -90,9 +68,7 @@ def inject() -> None:
     fault = json.loads(Path("fault.json").read_text(encoding="utf-8"))
     if fault.get("rank") != int(os.environ["RANK"]):
         return
-    if fault["how"] == "port":
-        take_port(fault["times"], fault["name"])
-    elif fault["how"] == "clock":
+    if fault["how"] == "clock":
         shift_clock(fault["seconds"])
     else:
         fail_in_step(fault["backward_pass"], fault["how"])

@@ -41,7 +41,6 @@ from amp_ray.runtime.profile.links import links_of_tests, links_yaml
 from amp_ray.runtime.profile.profiling import ProfileFolder
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.profile.records import heading
-from amp_ray.trials.ray_cluster_file import explain_old_keys
 from support.aceso import aceso_experiment, aceso_files
 from support.bounded import bounded
 from support.experiments import SMALL, small_experiment
@@ -321,10 +320,6 @@ def calibration(folder: Path) -> object:
     ]
 
 
-def ray_cluster(folder: Path) -> object:
-    return explain_old_keys(read_text(folder / "ray.yaml"), file="ray.yaml")
-
-
 def metis_files(folder: Path) -> object:
     (folder / "hosts").touch()
     described = parse_metis_clusterfile(read_text(folder / "clusterfile.json"))
@@ -424,9 +419,6 @@ READERS: Final = {
     "strategies as CSV": Reader(STRATEGIES, "strategies", strategies),
     "strategies as JSON": Reader(STRATEGY_OBJECTS, "strategies", strategies),
     "calibration": Reader(CALIBRATION, "calibration.json", calibration),
-    "Ray's cluster file": Reader(
-        b"cluster_name: a\nprovider: {type: aws}\n", "ray.yaml", ray_cluster
-    ),
     "Metis's cluster file": Reader(CLUSTERFILE, "clusterfile.json", metis_files),
     "Metis's hostfile": Reader(b"a 4\na slots=4\n", "hosts", metis_hostfile),
     "Metis's profile": Reader(METIS_PROFILE, "DeviceType.T4_tp1_bs1.json", metis_profile),
@@ -480,7 +472,7 @@ READ_IN: Final = {
     "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
     "runtime.study.tuning.copy_experiment": ("experiment",),
     "cli.diff._load": ("a compared plan", "experiment"),
-    "cli.hosts._refuse_ray_cluster": ("Ray's cluster file",),
+    "cli.hosts._refuse_ray_cluster": ("experiment",),
     "cli.exchange.import_trace": ("a trace of PyTorch's profiler",),
     "cli.exchange.nccl_tests": ("a log of nccl-tests",),
     "cli.exchange.metis": ("Metis's cluster file", "Metis's hostfile", "Metis's profile"),

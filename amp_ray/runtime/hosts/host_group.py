@@ -1,17 +1,21 @@
 """A group of hosts and their agents, which start on demand and stay between trials."""
 
-import contextlib
+import math
 import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import FIRST_EXCEPTION
 from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
 from amp_ray.errors import HostError, InterruptedTrialError
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Inbox, Message, Patience
+from amp_ray.runtime.threads import in_thread
 from amp_ray.trials.launch import WarmUp
 
 _HASTE_S: Final = 2.0  # limit for the end of agents, and for sweeps, after an interruption
@@ -275,34 +279,24 @@ def in_parallel(
     ``meanwhile`` is called while waiting and may raise. Returns the results by host; a host that is
     not done after ``limit_s`` has none. The first exception of ``work`` is raised.
     """
-    done: queue.SimpleQueue[tuple[str, _T | None, BaseException | None]] = queue.SimpleQueue()
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in names:
-        waiting.put(name)
+    waiting, results = deque(names), dict[str, _T]()
 
     def run() -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                name = waiting.get_nowait()
-                try:
-                    done.put((name, work(name), None))
-                except BaseException as error:  # noqa: BLE001 - raised by the caller below
-                    done.put((name, None, error))
+        while True:
+            try:
+                name = waiting.popleft()
+            except IndexError:
+                return
+            results[name] = work(name)
 
-    for name in names[:_AT_ONCE]:
-        threading.Thread(target=run, name=f"host {name}", daemon=True).start()
-    deadline = None if limit_s is None else time.monotonic() + limit_s
-    results: dict[str, Any] = {}
+    calls = {in_thread(run) for _ in names[:_AT_ONCE]}
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     try:
-        while len(results) < len(names) and (deadline is None or time.monotonic() < deadline):
+        while calls and time.monotonic() < deadline:
             meanwhile()
-            with contextlib.suppress(queue.Empty):
-                name, result, error = done.get(timeout=POLL_S)
-                if error is not None:
-                    raise error
-                results[name] = result
+            done, calls = futures.wait(calls, POLL_S, FIRST_EXCEPTION)
+            for call in done:
+                call.result()
     finally:
-        with contextlib.suppress(queue.Empty):
-            while True:  # drop the hosts that still wait for a thread
-                waiting.get_nowait()
+        waiting.clear()  # drop the hosts that still wait for a thread
     return {name: results[name] for name in names if name in results}

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from amp_ray.runtime.hosts.agent.wire import (
     FROM_AGENT,
     FROM_CONTROLLER,
     KEY_BYTES,
+    MODULES,
     TEXT_CHARACTERS,
     Lines,
     Seal,
@@ -48,8 +49,8 @@ _PIECE_BYTES: Final = 32 * 1024
 _TOKEN_BYTES: Final = 8
 _LATE_S: Final = 2 * POLL_S  # if a check is this late, this machine is too busy to hear its hosts
 _LATE_FACTOR: Final = 10.0  # after a late check, no host counts as silent for this many delays
-_ANSWERS: Final = frozenset({"hello", "claimed", "warm", "swept"})  # kinds that ``answer`` returns
-_ANSWERS_ONLY: Final = frozenset({"claimed", "swept"})  # kinds that do not go to the inbox
+_ANSWERS_ONLY: Final = frozenset({"claimed", "swept", "facts", "reach"})  # not for the inbox
+_ANSWERS: Final = _ANSWERS_ONLY | {"hello", "warm"}  # kinds that ``answer`` returns
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -77,14 +78,24 @@ class AgentSettings:
 
 
 class AgentLink:
-    """The connection to one agent, which runs trials one after the other."""
+    """The connection to one agent, which runs trials one after the other, or to a probe."""
 
-    def __init__(self, host: Host, settings: AgentSettings, inbox: Inbox) -> None:
-        """Start the agent.
+    def __init__(
+        self,
+        host: Host,
+        settings: AgentSettings,
+        inbox: Inbox,
+        *,
+        bootstrap: str = BOOTSTRAP,
+        modules: Sequence[str] = MODULES,
+        **start: float,
+    ) -> None:
+        """Start the agent, or the program of another list of modules, whose last one runs.
 
         The inbox gets the agent's messages about trials, and a message ``lost`` with the reason as
         ``text`` at the end. The agent's next messages wait while `_WINDOW` are unread, so the
-        reader of the inbox must call ``make_room`` for each.
+        reader of the inbox must call ``make_room`` for each. ``start`` has more settings of the
+        program.
         """
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"
@@ -103,13 +114,18 @@ class AgentLink:
         self._changed = threading.Condition()
         self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
         self._num_noise_bytes = self._num_bytes = self._num_alive = 0
-        argv = [host.python, "-I", "-u", "-c", BOOTSTRAP, "main", self.tag]
+        argv = [host.python, "-I", "-u", "-c", bootstrap, modules[-1], self.tag]
         self._channel = host.open_channel(argv)
-        start = json.dumps({**asdict(settings), "tag": self.tag}).encode()
-        first = b"\n".join((make_bundle() + start, key.hex().encode(), b""))
+        line = json.dumps({**asdict(settings), "tag": self.tag, **start}).encode()
+        first = b"\n".join((make_bundle(modules) + line, key.hex().encode(), b""))
         for work, arguments in ((self._listen, ()), (self._speak, (first,))):
             name = f"agent {host.name}"
             threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
+
+    @property
+    def noise(self) -> tuple[str, ...]:
+        """The last lines that were no messages, as of a login shell or a failing interpreter."""
+        return tuple(self._noise)
 
     @property
     def is_alive(self) -> bool:
@@ -153,7 +169,7 @@ class AgentLink:
         self.send(**question)
         answer = self.answer(kind, limit_s)
         if answer is None:
-            text = self.last_words or f"no answer to a {question['kind']} within {limit_s:g} s"
+            text = self.last_words or f"no answer within {limit_s:g} s"
             raise HostError(f"{self.host.name}: {text}")
         return answer
 
@@ -332,6 +348,8 @@ _SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "done": {"reason": str, "clean": bool, "left": list[str], "num_oom_kills": int},
     "lost": {"text": str},
     "swept": {"left": list[str]},
+    "facts": {"version": str, "executable": str | None},
+    "reach": {"peers": list},
 }
 """Required keys per kind, with their type or the allowed words."""
 

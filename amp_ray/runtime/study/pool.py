@@ -1,14 +1,13 @@
 """Host groups that run trials in parallel: a pool has one runner per group."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self
 
 from amp_ray.errors import AmpRayError, HostError, InterruptedTrialError, advice_for
 from amp_ray.inputs.experiment import Experiment
@@ -17,6 +16,7 @@ from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.log_process import read_logs_aside
 from amp_ray.runtime.launch.program_files import program_files
+from amp_ray.runtime.threads import in_thread
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.outcome import Outcome, Unreachable
@@ -24,7 +24,6 @@ from amp_ray.trials.outcome import Outcome, Unreachable
 _LOGGER = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up; longer than any lease
 SWEEP_TIMEOUT_S: Final = 120.0  # for the parallel sweeps of all groups, including connection time
-Answer = TypeVar("Answer")
 
 
 class RunnerLostError(AmpRayError):
@@ -92,6 +91,7 @@ class Runner(Protocol):
 
 
 MakeRunner = Callable[[int], Runner]  # the argument is the number of the host group
+Call = Callable[..., "Future[Any]"]  # calls its first argument with the others
 
 
 class Pool(Protocol):
@@ -126,15 +126,21 @@ class _Attempt:
 
 
 class RunnerPool:
-    """A `Pool` with a runner per group; each trial has a thread of this process."""
+    """A `Pool` with a runner per group."""
 
-    def __init__(self, make_runner: MakeRunner, num_groups: int) -> None:
-        """Make all runners in parallel; if one fails, close the others and raise its error."""
+    def __init__(
+        self, make_runner: MakeRunner, num_groups: int, *, begin: Call = in_thread
+    ) -> None:
+        """Make all runners in parallel; if one fails, close the others and raise its error.
+
+        ``begin`` begins a trial: in a thread of this process, or at once.
+        """
+        self._begin = begin
         self._runners: dict[int, Runner] = {}
         self._attempts: dict[Future[Outcome | Fault | None], _Attempt] = {}
         self._finished: list[Finished] = []
         self._aside: set[int] = set()
-        calls = [_in_thread(make_runner, group) for group in range(num_groups)]
+        calls = [in_thread(make_runner, group) for group in range(num_groups)]
         try:
             futures.wait(calls)
             made = {group: call for group, call in enumerate(calls) if call.exception() is None}
@@ -153,7 +159,7 @@ class RunnerPool:
     def start(self, task: Task, group: int) -> None:
         """Start a trial on a free group."""
         assert group in self.free()
-        call = _in_thread(run_task, self._runners[group], task)
+        call = self._begin(run_task, self._runners[group], task)
         self._attempts[call] = _Attempt(task=task, group=group, start_s=time.monotonic())
 
     def wait(self, timeout_s: float) -> list[Finished]:
@@ -170,7 +176,7 @@ class RunnerPool:
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """Call ``Runner.sweep`` on all groups in parallel; return all lines."""
         runners = self._runners.items()
-        calls = {_in_thread(sweep_lines, runner, trial_ids): group for group, runner in runners}
+        calls = {in_thread(sweep_lines, runner, trial_ids): group for group, runner in runners}
         futures.wait(calls, SWEEP_TIMEOUT_S)
         late = f"was not swept in {SWEEP_TIMEOUT_S:g} s"
         return [
@@ -187,7 +193,7 @@ class RunnerPool:
         while self._attempts and (left_s := deadline_s - time.monotonic()) > 0.0:
             self._finish_some(left_s)
         self._attempts.clear()
-        calls = {_in_thread(runner.close): group for group, runner in self._runners.items()}
+        calls = {in_thread(runner.close): group for group, runner in self._runners.items()}
         for call in futures.wait(calls, CLOSE_TIMEOUT_S).not_done:
             _LOGGER.warning("host group %d was not closed in %g s", calls[call], CLOSE_TIMEOUT_S)
         self._runners.clear()
@@ -232,20 +238,6 @@ def sweep_lines(runner: Runner, trial_ids: Sequence[str]) -> list[str]:
         return runner.sweep(trial_ids)
     except Exception as error:  # noqa: BLE001 - a failed sweep must not end the study
         return [str(Fault.of(error).error)]
-
-
-def _in_thread(work: Callable[..., Answer], *arguments: Any) -> "Future[Answer]":  # noqa: ANN401 - of any work
-    """Call a function in a daemon thread, which does not delay the end of the process."""
-    call: Future[Answer] = Future()
-
-    def run() -> None:
-        try:
-            call.set_result(work(*arguments))
-        except BaseException as error:  # noqa: BLE001 - raised by result()
-            call.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return call
 
 
 class TrialRunner:
@@ -306,36 +298,18 @@ def portable(experiment: Experiment) -> Experiment:
     return replace(experiment, source=source)
 
 
-class ReplayPool:
-    """A `Pool` that returns recorded outcomes at once and starts no process."""
+class ReplayRunner:
+    """A `Runner` that returns recorded outcomes and starts no process."""
 
-    def __init__(self, answers: Mapping[Strategy, Outcome], num_groups: int = 1) -> None:
-        self._answers, self._num_groups = answers, num_groups
-        self._asked: dict[int, Task] = {}
-        self._aside: set[int] = set()
+    def __init__(self, answers: Mapping[Strategy, Outcome]) -> None:
+        self._answers = answers
 
-    def free(self) -> tuple[int, ...]:
-        """Return the groups that run no trial and are not set aside."""
-        busy = self._aside | self._asked.keys()
-        return tuple(group for group in range(self._num_groups) if group not in busy)
+    def run(self, task: Task) -> Outcome:
+        """Return the recorded outcome of a strategy."""
+        return self._answers[task.strategy]
 
-    def start(self, task: Task, group: int) -> None:
-        """Note the task; the next ``wait`` returns its recorded outcome."""
-        assert group in self.free()
-        self._asked[group] = task
-
-    def wait(self, timeout_s: float) -> list[Finished]:  # noqa: ARG002 - never waits
-        """Return the recorded outcomes of all started tasks."""
-        finished = [
-            Finished(task=task, outcome=self._answers[task.strategy], group=group)
-            for group, task in self._asked.items()
-        ]
-        self._asked.clear()
-        return finished
-
-    def set_aside(self, group: int) -> None:
-        """Start no more trials on a group."""
-        self._aside.add(group)
+    def interrupt(self) -> None:
+        """Do nothing: no trial takes time."""
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:  # noqa: ARG002 - nothing was started
         """Return no lines: no process was started."""

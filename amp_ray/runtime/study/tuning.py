@@ -31,7 +31,7 @@ from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_s
 from amp_ray.runtime.study.pool import (
     MakeRunner,
     Pool,
-    ReplayPool,
+    ReplayRunner,
     RunnerPool,
     make_runner,
     portable,
@@ -45,6 +45,7 @@ from amp_ray.runtime.study.result import (
     study_text,
 )
 from amp_ray.runtime.study.space import Space, TuneOptions, recorded_outcome, study_space
+from amp_ray.runtime.threads import directly
 from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
@@ -208,7 +209,8 @@ class Tuning:
         options, experiment = self.options, self.experiment
         if options.backend == "replay":
             answers = {strategy: recorded_outcome(line) for strategy, line in self.space.replayed}
-            yield ReplayPool(answers, options.concurrency or 1)
+            runner, num_groups = ReplayRunner(answers), options.concurrency or 1
+            yield RunnerPool(lambda _group: runner, num_groups, begin=directly)
             return
         num_groups = _num_groups(experiment, options.concurrency)
         factory = functools.partial(make_runner, portable(experiment))

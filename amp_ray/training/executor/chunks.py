@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_ray.cost.instructions import Unit
-from amp_ray.training.grid import GridStage
+from amp_ray.strategies.candidate import StageOptions
 from amp_ray.training.image import ImageBlock
 from amp_ray.training.parallel import LayerSpec
 from amp_ray.training.transformer import Block, Passed, TokenWindow, recomputed
@@ -32,7 +32,7 @@ class BuiltChunk(NamedTuple):
 
 
 def build_chunks(
-    specs: Sequence[LayerSpec], chunks: Sequence[tuple[int, int]], stage: GridStage
+    specs: Sequence[LayerSpec], chunks: Sequence[tuple[int, int]], stage: StageOptions
 ) -> list[BuiltChunk]:
     """Build the layers of every chunk of a stage.
 
@@ -41,8 +41,8 @@ def build_chunks(
         chunks: First and end layer of each chunk.
         stage: Says which recomputation to use, and how many of the stage's first blocks recompute.
     """
-    again = len(specs) if stage.recompute_layers is None else stage.recompute_layers
-    num_recomputed = 0 if stage.recompute == "none" else again
+    kind, layers = stage.recompute.kind, stage.recompute.layers
+    num_recomputed = 0 if kind == "none" else len(specs) if layers is None else layers
     built = []
     for first, end in chunks:
         modules, tied, run = nn.ModuleList(), dict[str | None, nn.Module](), list[Layer]()
@@ -58,7 +58,7 @@ def build_chunks(
                 lent.append(module)
             if isinstance(module, Block | ImageBlock) and num_recomputed > 0:
                 num_recomputed -= 1
-                if stage.recompute == "selective":
+                if kind == "selective":
                     module.attention_layer.recompute_core = True
                 else:
                     layer = partial(recomputed, layer)

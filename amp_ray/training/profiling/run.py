@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_ray.models.model import ModelShape
-from amp_ray.training.clock import Clock, DeviceClock, HostClock, Spans
+from amp_ray.training.clock import DeviceClock, HostClock, Spans
 from amp_ray.training.connect import connect, use_cuda
 from amp_ray.training.events import EventChannel, cause_of, write_result
 from amp_ray.training.grid import Coordinates
@@ -151,7 +151,7 @@ class _Run:
         device = torch.device("cuda", local_rank) if self.cuda else torch.device("cpu")
         self.ranks = Ranks(device, job.group_sizes)
 
-    def clock(self) -> Clock:
+    def clock(self) -> HostClock:
         """Return a clock of the device."""
         return DeviceClock() if self.cuda else HostClock()
 
@@ -274,7 +274,7 @@ def versions() -> str:
     )
 
 
-def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
+def time_link(point: LinkPoint, ranks: Ranks, clock: HostClock) -> float | None:
     """Time a round trip between pairs of ranks, or an all-reduce within groups.
 
     All groups communicate at the same time, as in training. Return the median over repeats and
@@ -294,7 +294,7 @@ def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
 
 
 def _times(
-    point: LinkPoint, ranks: Ranks, clock: Clock, value: Tensor, repeats: int
+    point: LinkPoint, ranks: Ranks, clock: HostClock, value: Tensor, repeats: int
 ) -> list[float]:
     """Return the seconds of each repeat on this rank."""
     ranks.barrier()

@@ -2,7 +2,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,9 @@ from amp_ray.runtime.study.pool import Finished, Runner, RunnerPool, Task
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 from support.driving import task_of
 from support.replaying import measured
+from support.waiting import HANG_GUARD_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
-
-HANG_GUARD_S = 300.0
 
 
 @dataclass(kw_only=True)
@@ -35,7 +34,7 @@ class FakeRunner:
         if what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "meet":
-            self.wait_for(lambda: len(list(self.folder.glob("started-meet-*"))) == 2)
+            wait_for(lambda: len(list(self.folder.glob("started-meet-*"))) == 2)
         if what == "wait":
             assert self.interrupted.wait(HANG_GUARD_S)
             time.sleep(0.3)
@@ -44,12 +43,6 @@ class FakeRunner:
         task.folder.mkdir()
         (task.folder / "log").write_text(os.environ.get("OMP_NUM_THREADS", "unset"))
         return measured(0.2)
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + HANG_GUARD_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
     def interrupt(self) -> None:
         self.interrupted.set()
@@ -149,8 +142,3 @@ def test_trials_inherit_the_drivers_threads(
         pool.start(task("fine", 0, tmp_path), 0)
         wait(pool)
     assert (tmp_path / "fine-0" / "log").read_text() == "7"
-
-
-def test_a_runner_that_cannot_be_made_is_the_error_itself(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="group 1 is wrong"):
-        actor_pool(MakeFake(folder=tmp_path, refused=1), 2)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,10 +14,10 @@ import pytest
 
 from amp_ray.runtime.ray.address import START_VARIABLE
 from support.namespaces import descendants, exists
+from support.waiting import HANG_GUARD_S, wait_for
 
 pytestmark = pytest.mark.integration
 
-HANG_GUARD_S = 300.0
 
 SLOW_TO_GO = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's helper processes, which outlive all others: they try for 60 s to report the loss."""
@@ -161,10 +160,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 def wait_until_gone(pids: list[int]) -> None:
     """Wait until all processes have ended."""
-    deadline = time.monotonic() + HANG_GUARD_S
-    while left := [pid for pid in pids if exists(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for(lambda: not any(map(exists, pids)), told=lambda: [*filter(exists, pids)])
 
 
 def test_only_who_has_the_token_gets_in_and_nothing_is_left_when_another_cluster_follows() -> None:

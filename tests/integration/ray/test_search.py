@@ -25,10 +25,10 @@ from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import AnyCandidate
 from support.aceso import EXPERIMENT, aceso_experiment
 from support.experiments import small_experiment
+from support.waiting import HANG_GUARD_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
 
-HANG_GUARD_S = 300.0
 SMALL = small_experiment()
 CANDIDATES = uniform_candidates(SMALL)
 

@@ -10,10 +10,9 @@ import pytest
 
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings, Inbox
+from support.waiting import HANG_GUARD_S
 
 pytestmark = pytest.mark.integration
-
-HANG_GUARD_S = 300.0
 
 
 class Talk:

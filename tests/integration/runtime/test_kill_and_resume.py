@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from support.driven_study import HANG_GUARD_S, DrivenStudy
+from support.driven_study import DrivenStudy
+from support.waiting import HANG_GUARD_S, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -123,10 +124,7 @@ class Study(DrivenStudy):
         return (self.folder / "output").read_text(encoding="utf-8")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline_s = time.monotonic() + HANG_GUARD_S
-        while not condition():
-            assert time.monotonic() < deadline_s, f"{self.processes()} {self.output()}"
-            time.sleep(0.05)
+        wait_for(condition, told=lambda: f"{self.processes()} {self.output()}")
 
 
 def make_study(folder: Path, *experiment: str) -> Study:
@@ -166,23 +164,3 @@ def test_a_study_of_real_trials_survives_kills_at_random_instants(tmp_path: Path
     most = max(number for study in studies for number in study.num_processes)
     assert most > 1, "no kill met an agent"
     _LOGGER.info("%d kills: up to %d processes, gone after %.2f s", NUM_KILLS, most, slowest_s)
-
-
-def test_killed_and_resumed_a_study_of_recorded_trials_is_the_same(
-    tmp_path: Path, repository: Path
-) -> None:
-    table = repository / "amp_ray/data/tables/amp-2022-homogeneous.csv"
-    experiment = (str(repository / "experiments/homogeneous.yaml"), "--trials", f"replay:{table}")
-    whole = make_study(tmp_path / "whole", *experiment)
-    assert whole.run_until(HANG_GUARD_S)
-    generator = random.Random(random.SystemRandom().randrange(2**32))
-    killed = make_study(tmp_path / "killed", *experiment)
-    while not killed.run_until(HANG_GUARD_S if killed.num_kills > 1 else generator.uniform(0, 0.6)):
-        pass
-    results = [
-        json.loads((study.path / "result.json").read_text(encoding="utf-8"))
-        for study in (whole, killed)
-    ]
-    for result in results:
-        del result["study"]
-    assert results[0] == results[1]

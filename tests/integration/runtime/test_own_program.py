@@ -12,7 +12,6 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
@@ -162,31 +161,6 @@ def test_hostile_arguments_arrive_unchanged(run: Run, tmp_path: Path) -> None:
     assert json.loads(log(tmp_path, 3)) == [*HOSTILE]
 
 
-def test_every_placeholder_is_filled_in_on_every_rank(run: Run, tmp_path: Path) -> None:
-    names = sorted(PLACEHOLDERS.keys() - SEVERAL)
-    program = TELL + "import json, sys; print(json.dumps(sys.argv[1:]))"
-    words = [f"{{{name}}}" for name in names]
-    assert isinstance(run(experiment(program, *words), strategy()), Measured)
-    ranks = [dict(zip(names, json.loads(log(tmp_path, rank)), strict=True)) for rank in range(4)]
-    assert [values["node_rank"] for values in ranks] == ["0", "0", "1", "1"]
-    assert ranks[0]["python"] == sys.executable
-    assert (ranks[0]["tp"], ranks[0]["total_steps"]) == ("1", "4")
-    assert ranks[0]["master_addr"] == "127.0.0.1"
-    assert len({values["master_port"] for values in ranks}) == 1
-    assert ranks[0]["master_port"].isdigit()
-    assert not any("@" in value or "{" in value for values in ranks for value in values.values())
-
-
-def test_generated_files_are_where_the_placeholders_say(run: Run, tmp_path: Path) -> None:
-    program = TELL + "import sys; print(*(open(path).read() for path in sys.argv[1:]), sep='&')"
-    files = ("{strategy}", "{ds_config}", "{trial_dir}/hostfile")
-    assert isinstance(run(experiment(program, *files), strategy()), Measured)
-    record, config, hostfile = log(tmp_path, 2).split("&")
-    assert json.loads(record)["placement"][2] == ["node1", 0]
-    assert json.loads(config)["train_batch_size"] == 8
-    assert hostfile.strip() == "node0 slots=2\nnode1 slots=2"
-
-
 def test_files_variables_and_folder_are_the_users(run: Run, tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/__init__.py").write_text("NAME = 'mine'\n", encoding="ascii")
@@ -202,47 +176,7 @@ def test_files_variables_and_folder_are_the_users(run: Run, tmp_path: Path) -> N
     assert log(tmp_path, 1) == f"mine 2 $HOME {{}} {tmp_path / 'code'}\n"
 
 
-def test_further_files_are_brought_back(run: Run, tmp_path: Path) -> None:
-    program = TELL + "import os; open(f'notes-{os.environ[\"RANK\"]}.txt', 'w').write('n')"
-    assert isinstance(run(experiment(program, collect=["notes-*"]), strategy()), Measured)
-    hosts = sorted(path.parent.name for path in tmp_path.glob("trial 0/hosts/*/notes-*"))
-    assert hosts == ["node0", "node0", "node1", "node1"]
-
-
 # ------------------------------------------------------------------------------ measurements
-
-
-def test_megatrons_log_is_read_from_the_last_rank_on_another_host(run: Run) -> None:
-    program = (
-        "import os\n"
-        "if os.environ['RANK'] == '3':\n"
-        "    for n, ms in enumerate((900, 300, 400, 200), 1):\n"
-        "        print(f' iteration {n:8d}/ 4 | elapsed time per iteration (ms): {ms:.1f} |')\n"
-    )
-    outcome = run(experiment(program, "{megatron_flags}", metric="megatron"), strategy())
-    assert isinstance(outcome, Measured), outcome
-    assert outcome.step_time_s == (0.9, 0.3, 0.4, 0.2)
-
-
-def test_one_command_per_node_starts_its_ranks_itself(run: Run, tmp_path: Path) -> None:
-    program = (
-        "import os, subprocess, sys\n"
-        "assert 'RANK' not in os.environ\n"
-        "count = int(os.environ['NPROC_PER_NODE'])\n"
-        "first = count * int(os.environ['NODE_RANK'])\n"
-        f"inner = {TELL!r}\n"
-        "for rank in range(first, first + count):\n"
-        "    variables = {**os.environ, 'RANK': str(rank)}\n"
-        "    subprocess.run([sys.executable, '-c', inner], env=variables, check=True)\n"
-        "print(*sys.argv[1:])\n"
-    )
-    described = experiment(program, "{node_rank}/{num_nodes}", "{slots_per_node}", per="node")
-    outcome = run(described, strategy())
-    assert isinstance(outcome, Measured), outcome
-    assert outcome.measured_s == 2.0
-    assert log(tmp_path, 0) == "0/2 2\n"
-    names = sorted(path.name for path in tmp_path.glob("trial 0/hosts/*/metric-rank-*.json"))
-    assert names == [f"metric-rank-{rank}.json" for rank in range(4)]
 
 
 def test_torchrun_starts_the_ranks_of_a_node(run: Run) -> None:

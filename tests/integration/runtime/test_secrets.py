@@ -67,15 +67,3 @@ def test_no_file_and_no_output_of_a_study_has_a_secret(
     assert not kept
     assert not [each for each in ended if "planted" in (each.out + each.err).casefold()]
     assert all(path.stat().st_mode & 0o077 == 0 for path in files if path.name != "report.html")
-
-    again = ("tune", "tiny.yaml", "--budget", "3", *study, "--resume")
-    experiment.write_text(text.replace("planted-3", "planted-9"), encoding="utf-8")
-    assert amp_ray(*again).code == 0
-    hidden = text.replace("planted-1", "'(not kept: it looks secret)'")
-    experiment.write_text(hidden, encoding="utf-8")
-    more = ("tune", "tiny.yaml", "--budget", "4", *study, "--resume")
-    missing = amp_ray(*more)
-    assert missing.code == 2
-    assert "set MY_SECRET for this command" in missing.err
-    monkeypatch.setenv("MY_SECRET", "planted-1")
-    assert amp_ray(*more).code == 0

@@ -17,10 +17,10 @@ from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
+from support.waiting import HANG_GUARD_S
 
 pytestmark = pytest.mark.integration
 
-HANG_GUARD_S = 600.0
 PROGRAM = """
 import json, os
 json.dump({"trial_id": os.environ["TRIAL"], "step_s": [1.0, 1.0]}, open("result.json", "w"))

@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from amp_ray.errors import AmpRayError, InterruptedTrialError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
@@ -27,6 +24,7 @@ from amp_ray.trials.outcome import Crashed, Measured, outcome_from_json
 from support.experiments import experiment_from
 from support.losses import TOLERANCE, largest_difference
 from support.trial_runs import Trials, were_warm
+from support.waiting import HANG_GUARD_S, wait_for
 
 pytestmark = [
     pytest.mark.integration,
@@ -49,7 +47,6 @@ global_batch_size: 8
 trials: {backend: local, steps: 5, warmup_steps: 2, timeout_s: 600}
 """
 EXPERIMENT = experiment_from(TEXT)
-HANG_GUARD_S = 600.0
 ALONE = Candidate(micro_batch_size=8, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1)
 CROSSED = Candidate(micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4)
 REFERENCE = Strategy.uniform(ALONE, (0, 7))
@@ -80,13 +77,6 @@ def losses(trials: Trials) -> list[float]:
     return trials.losses(REFERENCE)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 def test_a_placed_pipeline_trains_what_one_rank_does(trials: Trials, losses: list[float]) -> None:
     assert largest_difference(trials.losses(STRATEGY), losses) < TOLERANCE
     record = json.loads((trials.last / "outcome.json").read_text(encoding="utf-8"))
@@ -101,35 +91,6 @@ def test_a_placed_pipeline_trains_what_one_rank_does(trials: Trials, losses: lis
 def test_training_moves_the_losses(losses: list[float]) -> None:
     """If the losses were constant, equal losses would prove nothing."""
     assert max(losses) - min(losses) > 1000 * TOLERANCE
-
-
-def test_a_trial_that_is_interrupted_ends_and_the_next_one_runs(
-    trials: Trials, losses: list[float]
-) -> None:
-    base = trials.folder / "base"
-    endless = replace(EXPERIMENT, trials=replace(EXPERIMENT.trials, steps=100_000))
-    long = Trials(trials.folder / "long", TrialRunner(endless, 0, LocalHost, settings_in(base)))
-    ended: list[type[BaseException]] = []
-
-    def work() -> None:
-        try:
-            long.run(STRATEGY)
-        except AmpRayError as error:
-            ended.append(type(error))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_for(lambda: [*base.glob("amp-ray-study-1-*/job.json")])
-    long.runner.interrupt()
-    thread.join(HANG_GUARD_S)
-    assert ended == [InterruptedTrialError]
-    assert [*base.glob("amp-ray-study-*")] == []
-    long.runner.close()
-    assert largest_difference(trials.losses(REFERENCE), losses) < TOLERANCE
-
-
-def settings_in(base: Path) -> AgentSettings:
-    return AgentSettings(base=str(base), grace_s=0.3)
 
 
 def test_deepspeeds_launcher_starts_the_same_training(losses: list[float], tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from support.driven_study import HANG_GUARD_S, DrivenStudy, finish
+from support.driven_study import DrivenStudy, finish
+from support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.integration,
@@ -57,11 +57,12 @@ class Place(DrivenStudy):
 
     def wait_until_training(self, driver: subprocess.Popen[str]) -> None:
         """Wait until a rank has begun."""
-        deadline_s = time.monotonic() + HANG_GUARD_S
-        while not list(self.scratch.glob("amp-ray-*/job.json")):
+
+        def has_begun() -> bool:
             assert driver.poll() is None, finish(driver).stderr
-            assert time.monotonic() < deadline_s, "waited in vain"
-            time.sleep(0.02)
+            return any(self.scratch.glob("amp-ray-*/job.json"))
+
+        wait_for(has_begun)
 
     def left(self) -> Sequence[object]:
         """Return the study's processes and temporary files."""

@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import InterruptedTrialError
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
@@ -21,10 +19,10 @@ from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from support.launching import warm
 from support.trial_runs import were_warm
+from support.waiting import HANG_GUARD_S, wait_for
 
 pytestmark = pytest.mark.integration
 
-HANG_GUARD_S = 600.0
 
 PROGRAM = """
 import json, os, sys, time
@@ -110,13 +108,6 @@ class Trials:
 
     def were_warm(self) -> list[bool]:
         return were_warm(self.folder / f"trial-{self.num_trials}")
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -243,17 +234,6 @@ def test_imports_that_never_end_are_ended_and_told(trials: Trials) -> None:
         assert "took longer than 1 s" in warm(launcher)["a"]["problem"]
         assert isinstance(trials.run(launcher), Measured)
         wait_for(lambda: not trials.warm_pids)
-
-
-def test_waiting_for_imports_can_be_interrupted(trials: Trials) -> None:
-    with trials.launcher("import time; time.sleep(600)") as launcher:
-
-        def interrupt() -> None:
-            wait_for(lambda: trials.warm_pids)
-            launcher.interrupt()
-
-        with pytest.raises(InterruptedTrialError):
-            trials.run_while(launcher, interrupt)
 
 
 def test_folders_of_agents_that_were_killed_are_swept_by_the_next_start(trials: Trials) -> None:

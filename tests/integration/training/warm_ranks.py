@@ -44,7 +44,8 @@ def start_rank(request: dict[str, Any], rank: int) -> int:
         if request.get("fault"):
             # A module beside this program; imported here, so that tests can import this program.
             importlib.import_module("faults").inject(**request["fault"])
-        code = main(request["job"])
+        (folder / f"{rank}.job").write_text(json.dumps(request["job"]), encoding="utf-8")
+        code = main([str(folder / f"{rank}.job")])
     finally:
         os._exit(code)
 

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
-HANG_GUARD_S: Final = 600.0
+from support.waiting import HANG_GUARD_S
 
 
 @dataclass(kw_only=True)

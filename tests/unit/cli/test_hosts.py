@@ -16,7 +16,6 @@ RAY_CLUSTER = """\
 cluster_name: old
 provider: {type: local, head_ip: 192.0.2.1}
 auth: {ssh_user: ada}
-initial_workers: 2
 """
 
 
@@ -106,17 +105,12 @@ def test_a_profile_that_is_not_there_yet_does_not_matter(amp_ray: Run, with_host
     assert amp_ray("doctor", with_hosts).code == 4
 
 
-def test_a_ray_cluster_file_is_explained(amp_ray: Run, tmp_path: Path) -> None:
+def test_a_ray_cluster_file_is_refused(amp_ray: Run, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(RAY_CLUSTER, encoding="utf-8")
     ended = amp_ray("doctor", path)
     assert (ended.code, ended.out) == (2, "")
     assert "Ray's cluster launcher" in ended.err
-    assert f"{path}:4: initial_workers: " in ended.err
-    path.write_text(RAY_CLUSTER.replace("initial_workers: 2\n", ""), encoding="utf-8")
-    ended = amp_ray("doctor", path)
-    assert ended.code == 2
-    assert "no longer follows" not in ended.err
 
 
 # ------------------------------------------------------------------------- profile

@@ -22,7 +22,7 @@ from amp_ray.report.page import study_record
 from amp_ray.report.strategy_text import plan_text, strategy_text
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study import reading
-from amp_ray.runtime.study.pool import ReplayPool
+from amp_ray.runtime.study.pool import RunnerPool
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.state import Policy
@@ -324,9 +324,9 @@ def test_a_study_whose_hosts_are_dead_stops_and_can_go_on(
 def test_one_measurement_is_a_success_though_hosts_were_lost(
     tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = ReplayPool.wait, []
+    real, calls = RunnerPool.wait, []
 
-    def wait(pool: ReplayPool, timeout_s: float) -> list[Any]:
+    def wait(pool: RunnerPool, timeout_s: float) -> list[Any]:
         calls.append(timeout_s)
         results = real(pool, timeout_s)
         if len(calls) > 1:
@@ -334,7 +334,7 @@ def test_one_measurement_is_a_success_though_hosts_were_lost(
         lost = Unreachable(reason="no answer", host="b", wall_s=0.1)
         return [replace(entry, outcome=lost) for entry in results]
 
-    monkeypatch.setattr(ReplayPool, "wait", wait)
+    monkeypatch.setattr(RunnerPool, "wait", wait)
     ended = tune("--budget", "1", "--json")
     assert ended.code == 0
     assert "trial 0: no answer; it runs once more" in ended.err
@@ -409,14 +409,14 @@ def test_a_read_only_folder_is_refused_by_name(
 def test_a_signal_keeps_everything_and_says_how_to_go_on(
     tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    real = ReplayPool.start
+    real = RunnerPool.start
 
-    def start(pool: ReplayPool, task: Any, group: int) -> None:  # noqa: ANN401 - a Task
+    def start(pool: RunnerPool, task: Any, group: int) -> None:  # noqa: ANN401 - a Task
         real(pool, task, group)
         if task.number == 1:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(ReplayPool, "start", start)
+    monkeypatch.setattr(RunnerPool, "start", start)
     ended = tune("--budget", "3")
     assert ended.code == 130
     lines = [line for line in ended.err.splitlines() if line]

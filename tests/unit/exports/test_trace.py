@@ -17,8 +17,8 @@ from support.experiments import small_experiment
 
 FIRST = ("0F0", 0.0, 0.25), ("0SEND_F0", 0.25, 0.5), ("0B0", 1.0, 2.0)
 MEASURED = (
-    RankTimeline(rank=0, host="a", stage=0, is_first=True, spans=FIRST),
-    RankTimeline(rank=1, host="b", stage=1, is_first=True, spans=(("1F0", 0.5, 0.75),)),
+    RankTimeline(rank=0, host="a", stage=0, spans=FIRST),
+    RankTimeline(rank=1, host="b", stage=1, spans=(("1F0", 0.5, 0.75),)),
 )
 
 

@@ -71,8 +71,8 @@ def test_nothing_of_the_input_is_markup() -> None:
 def test_a_measured_timeline_has_a_lane_per_stage() -> None:
     spans = (("0F0", 0.0, 0.5),)
     ranks = [
-        RankTimeline(rank=rank, host="a", stage=stage, is_first=is_first, spans=spans)
-        for rank, (stage, is_first) in enumerate([(1, True), (0, False), (0, True)])
+        RankTimeline(rank=rank, host="a", stage=stage, tp_rank=tp_rank, spans=spans)
+        for rank, (stage, tp_rank) in enumerate([(1, 0), (0, 1), (0, 0)])
     ]
     assert measured_lanes(ranks) == [
         {"name": "stage 0", "items": spans},

@@ -88,7 +88,7 @@ def test_recompute_is_one_for_all_stages_or_one_per_stage(
     recompute: object, stages: list[tuple[str, int | None]]
 ) -> None:
     grid = job({"recompute": recompute}).grid
-    assert [(stage.recompute, stage.recompute_layers) for stage in grid.stages] == stages
+    assert [(stage.recompute.kind, stage.recompute.layers) for stage in grid.stages] == stages
 
 
 def test_stages_may_differ() -> None:

@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,28 +36,15 @@ def test_wrong_arguments_are_a_bad_job(
     assert words in event["message"]
 
 
-def test_job_given_as_an_object_is_checked_and_named(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main({"trial_id": "t9"}) == 2
-    event = json.loads(capfd.readouterr().out)
-    assert event["trial_id"] == "t9"
-    assert "not a job of this version" in event["message"]
-
-
-def test_a_profile_run_has_the_name_of_its_trial(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("record", "name"), [({"trial_id": "t9"}, "t9"), ({"trial": {"trial_id": "p1"}}, "p1")]
+)
+def test_a_job_of_another_version_is_refused_by_its_name(
+    record: object, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "job.json"
-    path.write_text('{"trial": {"trial_id": "p1"}}', encoding="utf-8")
+    path.write_text(json.dumps(record), encoding="utf-8")
     assert main([str(path)]) == 2
-    assert json.loads(capfd.readouterr().out)["trial_id"] == "p1"
-
-
-def test_local_rank_of_a_launcher_goes_to_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    path = tmp_path / "job.json"
-    path.write_text("{}", encoding="utf-8")
-    assert main(["--local_rank=3", str(path)]) == 2
-
-    assert os.environ["LOCAL_RANK"] == "3"
+    event = json.loads(capfd.readouterr().out)
+    assert event["trial_id"] == name
+    assert "not a job of this version" in event["message"]

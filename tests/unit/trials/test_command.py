@@ -9,6 +9,7 @@ from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment, OwnProgram
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.training.job import read_job
@@ -88,7 +89,7 @@ global_batch_size: 8
     strategy = Strategy.uniform(CANDIDATE, (0, 9, 30))
     found = read_job(job(launch(experiment_from(text), strategy)))
     assert found.grid.bounds == (0, 8, 27)
-    assert [stage.recompute for stage in found.grid.stages] == ["full", "full"]
+    assert [stage.recompute for stage in found.grid.stages] == [FULL, FULL]
 
 
 def plain_torch(**traits: Any) -> Experiment:  # noqa: ANN401 - RuntimeTraits' own

@@ -1,7 +1,7 @@
 """The doctor's program on a host: answers questions about it before any trial.
 
-It ends with its stdin, or after ``limit_s``, together with all its child processes: they are in its
-process group.
+It speaks the agent's protocol (``wire``). It ends with its stdin, or after ``limit_s``, together
+with all its child processes: they are in its process group.
 
 ============  ==========================================================================
 message       answer
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .resources import DEVICE_VARIABLE, base_folder, find_address, free_port, inherited, make_folder
-from .wire import read_line
+from .wire import FROM_AGENT, FROM_CONTROLLER, Seal, read_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,18 +235,14 @@ def reach(request: Message) -> Message:
         return {"peers": list(pool.map(connect, peers))}
 
 
-def say(message: Message) -> None:
-    """Write one message as a line."""
-    data = b"\n" + json.dumps(message).encode() + b"\n"
-    with stdout_lock, contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(1, data) :]
-
-
-def answer(message: Message) -> None:
+def answer(message: Message, seal: Seal) -> None:
     """Answer one message."""
     ways = {"facts": gather, "reach": reach}
-    say({"kind": message["kind"], **ways[message["kind"]](message)})
+    reply = {"kind": message["kind"], **ways[message["kind"]](message)}
+    with stdout_lock, contextlib.suppress(OSError):
+        data = b"\n" + seal.seal(reply)
+        while data:
+            data = data[os.write(1, data) :]
 
 
 def end(*_signal: object) -> None:
@@ -264,16 +260,14 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    signal.alarm(json.loads(read_line().decode())["limit_s"])
-    while True:
-        line = read_line_or_end()
-        threading.Thread(target=answer, args=(json.loads(line.decode()),), daemon=True).start()
-
-
-def read_line_or_end() -> bytes:
-    """Read the next message; kill this process group at the end of stdin."""
     try:
-        return read_line()
-    except SystemExit:
+        signal.alarm(json.loads(read_line().decode())["limit_s"])
+        key = bytes.fromhex(read_line().decode())
+        ours, theirs = Seal(key, FROM_AGENT), Seal(key, FROM_CONTROLLER)
+        while True:
+            line = read_line()[:-1]
+            message = theirs.open(line) if line else None  # empty lines show that it is there
+            if message is not None:
+                threading.Thread(target=answer, args=(message, ours), daemon=True).start()
+    finally:
         end()
-        raise

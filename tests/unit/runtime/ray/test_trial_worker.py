@@ -11,8 +11,8 @@ from amp_ray.runtime.ray.actors import TrialWorker, check_opened
 from amp_ray.runtime.study.pool import Runner, Task
 from amp_ray.trials.outcome import Outcome, TimedOut
 from support.driving import task_of
+from support.waiting import HANG_GUARD_S
 
-HANG_GUARD_S = 300.0
 OUTCOME = TimedOut(reason="test", timeout_s=1.0, lines=(), wall_s=1.0)
 
 

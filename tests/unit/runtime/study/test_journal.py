@@ -159,6 +159,11 @@ def read_journal(path: Path) -> Contents:
         return parse(stream, file=str(path))
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "j"
+
+
 def filled(path: Path) -> bytes:
     journal = Journal.open(path)
     for event in EVENTS:
@@ -167,17 +172,16 @@ def filled(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_what_was_appended_is_read(tmp_path: Path) -> None:
-    filled(tmp_path / "j")
-    assert list(read_journal(tmp_path / "j").bodies) == EVENTS
-    journal = Journal.open(tmp_path / "j")
+def test_what_was_appended_is_read(path: Path) -> None:
+    filled(path)
+    assert list(read_journal(path).bodies) == EVENTS
+    journal = Journal.open(path)
     assert list(journal.records) == EVENTS
     assert journal.dropped is None
     journal.close()
 
 
-def test_a_journal_cut_at_any_byte_loads_and_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "j"
+def test_a_journal_cut_at_any_byte_loads_and_goes_on(path: Path) -> None:
     data = filled(path)
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
@@ -191,8 +195,7 @@ def test_a_journal_cut_at_any_byte_loads_and_goes_on(tmp_path: Path) -> None:
         assert list(read_journal(path).bodies) == [*EVENTS[:whole], {"event": "more"}]
 
 
-def test_reading_leaves_a_torn_record_where_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "j"
+def test_reading_leaves_a_torn_record_where_it_is(path: Path) -> None:
     torn = filled(path)[:-5]
     path.write_bytes(torn)
     assert list(read_journal(path).bodies) == EVENTS[:2]
@@ -200,9 +203,9 @@ def test_reading_leaves_a_torn_record_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_damaged_journal_is_salvaged_up_to_the_damage_and_nothing_is_lost(
+    path: Path,
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "j"
     lines = [encode(number, {"event": str(number)}) for number in range(4)]
     lines[2] = lines[2].replace(b"2", b"3", 1)
     path.write_bytes(b"".join(lines))
@@ -223,9 +226,8 @@ def test_a_damaged_journal_is_salvaged_up_to_the_damage_and_nothing_is_lost(
 
 
 def test_a_record_is_on_the_disk_when_append_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "j"
     synced: list[int] = []
     real = os.fsync
 
@@ -244,12 +246,12 @@ def test_a_record_is_on_the_disk_when_append_returns(
 
 
 def test_a_disk_that_takes_a_part_and_then_the_rest_is_good_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda to, part: real(to, bytes(part)[:5]))
-    filled(tmp_path / "j")
-    assert list(read_journal(tmp_path / "j").bodies) == EVENTS
+    filled(path)
+    assert list(read_journal(path).bodies) == EVENTS
 
 
 def refuse(*_arguments: object) -> int:
@@ -269,29 +271,32 @@ def failing_write(real: Callable[[int, bytes], int]) -> Callable[[int, bytes], i
     return write
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("write", r"j: cannot be written: No space left.*Make room.*--resume"),
+        ("fsync", "Input/output error"),  # the disk did not confirm the record
+    ],
+)
 def test_a_failed_write_is_taken_back_and_ends_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, message: str
 ) -> None:
-    path = tmp_path / "j"
     data = filled(path)
     journal = Journal.open(path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", failing_write(os.write))
-        with pytest.raises(
-            JournalError, match=r"j: cannot be written: No space left.*Make room.*--resume"
-        ):
+        patch.setattr(os, call, failing_write(os.write) if call == "write" else refuse)
+        with pytest.raises(JournalError, match=message):
             journal.append({"event": "x"})
     assert path.read_bytes() == data
-    with pytest.raises(JournalError, match="No space left"):
+    with pytest.raises(JournalError, match=message):
         journal.append({"event": "y"})
     assert path.read_bytes() == data
     journal.close()
 
 
 def test_a_failed_write_that_cannot_be_taken_back_is_dropped_by_the_next_opening(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "j"
     data = filled(path)
     journal = Journal.open(path)
 
@@ -309,25 +314,9 @@ def test_a_failed_write_that_cannot_be_taken_back_is_dropped_by_the_next_opening
     again.close()
 
 
-def test_a_record_that_the_disk_did_not_confirm_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "j"
-    data = filled(path)
-    journal = Journal.open(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse)
-        with pytest.raises(JournalError, match="Input/output error"):
-            journal.append({"event": "x"})
-    assert path.read_bytes() == data
-    journal.close()
-
-
 def test_an_interruption_waits_until_the_record_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "j"
     journal = Journal.open(path)
     write, fsync = os.write, os.fsync
     interruptions = ["write", "fsync"]
@@ -383,8 +372,7 @@ print(told, number)
 """
 
 
-def test_interruptions_at_any_instant_leave_a_whole_journal(tmp_path: Path) -> None:
-    path = tmp_path / "j"
+def test_interruptions_at_any_instant_leave_a_whole_journal(path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STORM, str(path)],
         capture_output=True,
@@ -400,8 +388,7 @@ def test_interruptions_at_any_instant_leave_a_whole_journal(tmp_path: Path) -> N
     assert contents.dropped is None
 
 
-def test_a_second_writer_is_noticed_before_it_can_do_harm(tmp_path: Path) -> None:
-    path = tmp_path / "j"
+def test_a_second_writer_is_noticed_before_it_can_do_harm(path: Path) -> None:
     filled(path)
     first, second = Journal.open(path), Journal.open(path)
     second.append({"event": "x"})
@@ -413,84 +400,12 @@ def test_a_second_writer_is_noticed_before_it_can_do_harm(tmp_path: Path) -> Non
     second.close()
 
 
-RACE = """
-import sys
-from pathlib import Path
-from amp_ray.runtime.study.journal import Journal, JournalError
-
-journal = Journal.open(Path(sys.argv[1]))
-print("open", flush=True)
-sys.stdin.readline()
-for number in range(200):
-    try:
-        journal.append({"event": "x", "of": sys.argv[2], "number": number})
-    except JournalError:
-        break
-    print(number, flush=True)
-"""
-
-
-def test_two_processes_that_write_at_once_lose_no_record_in_silence(tmp_path: Path) -> None:
-    path, pipe = tmp_path / "j", subprocess.PIPE
-    argv = [sys.executable, "-c", RACE, str(path)]
-    writers = [
-        subprocess.Popen([*argv, name], stdin=pipe, stdout=pipe, text=True) for name in ("a", "b")
-    ]
-    for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "open\n"
-    outputs = [writer.communicate("go\n", timeout=600)[0] for writer in writers]
-    confirmed = sum(len(output.splitlines()) for output in outputs)
-    assert confirmed
-    try:
-        num_records = len(read_journal(path).bodies)
-    except InputError:  # both wrote after the same record
-        with pytest.raises(InputError, match=r"j:\d+: at byte \d+, .* out of place"):
-            read_journal(path)
-    else:
-        assert num_records >= confirmed
-
-
-def test_a_journal_that_was_removed_takes_no_records(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j")
-    (tmp_path / "j").unlink()
+def test_a_journal_that_was_removed_takes_no_records(path: Path) -> None:
+    journal = Journal.open(path)
+    (path).unlink()
     with pytest.raises(JournalError, match="it has been removed"):
         journal.append({"event": "x"})
     journal.close()
-
-
-FILL = """
-import resource, signal, sys
-from pathlib import Path
-from amp_ray.runtime.study.journal import Journal, JournalError
-path, limit = Path(sys.argv[1]), int(sys.argv[2])
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-journal = Journal.open(path)
-try:
-    for number in range(10_000):
-        journal.append({"event": "x", "number": number, "text": "." * 100})
-except JournalError as error:
-    print(error)
-journal.close()
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
-again = Journal.open(path)
-print(again.dropped, [body["number"] for body in again.records] == list(range(number)), number > 9)
-"""
-
-
-def test_a_real_limit_of_size_leaves_a_journal_that_loads(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", FILL, str(tmp_path / "j"), "4096"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    error, state = ended.stdout.splitlines()
-    assert "File too large" in error
-    assert "Raise the limit of file sizes" in error
-    assert state == "None True True"
 
 
 def test_a_place_that_cannot_have_a_journal_is_told(tmp_path: Path) -> None:
@@ -503,8 +418,7 @@ def test_a_place_that_cannot_have_a_journal_is_told(tmp_path: Path) -> None:
         Journal.open(tmp_path)
 
 
-def test_an_open_journal_takes_little_more_memory_than_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "j"
+def test_an_open_journal_takes_little_more_memory_than_its_file(path: Path) -> None:
     places = [[f"node{rank // 8}", rank % 8] for rank in range(64)]
     path.write_bytes(b"".join(encode(number, {"placement": places}) for number in range(1000)))
     tracemalloc.start()

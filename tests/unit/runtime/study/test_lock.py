@@ -55,15 +55,6 @@ def take(folder: Path) -> None:
         pass
 
 
-def test_a_second_driver_is_refused_by_pid_and_host_of_the_first(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        second = contender(tmp_path)
-        line = said(second)
-        end(second)
-    assert line.startswith("refused")
-    assert f"process {os.getpid()} on {os.uname().nodename} since 2" in line
-
-
 def test_a_lock_is_free_after_its_release(tmp_path: Path) -> None:
     take(tmp_path)
     with pytest.raises(ZeroDivisionError), locked(tmp_path):

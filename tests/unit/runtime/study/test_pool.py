@@ -11,12 +11,13 @@ from amp_ray.errors import HostError, InputError, InterruptedTrialError, Where
 from amp_ray.runtime.study import pool as pool_module
 from amp_ray.runtime.study.pool import (
     Fault,
-    ReplayPool,
+    ReplayRunner,
     RunnerLostError,
     RunnerPool,
     Task,
     sweep_lines,
 )
+from amp_ray.runtime.threads import directly
 from amp_ray.trials.outcome import Outcome, Unreachable
 from support.driving import PLAIN_STRATEGY, task_of
 from support.replaying import crashed, measured
@@ -222,44 +223,19 @@ def test_closing_waits_for_nothing_that_does_not_end(
     runners.made[1].go.set()
 
 
-# ------------------------------------------------------------------------- recorded answers
-
-
-OTHER = replace(PLAIN_STRATEGY, num_micro_batches=2)
-
-
-def test_the_answer_is_there_at_once() -> None:
-    pool = ReplayPool({PLAIN_STRATEGY: measured(0.5), OTHER: crashed()})
-    pool.start(task("0"), 0)
-    [finished] = pool.wait(0.0)
-    assert (finished.task, finished.outcome, finished.group) == (
-        task("0"),
-        measured(0.5),
-        0,
-    )
-    assert pool.wait(0.0) == []
-
-
-def test_as_many_may_be_asked_for_at_once_as_there_are_groups() -> None:
-    pool = ReplayPool({PLAIN_STRATEGY: measured(0.5), OTHER: crashed()}, 2)
-    assert len(pool.free()) == 2
+def test_recorded_answers_are_there_at_once() -> None:
+    other = replace(PLAIN_STRATEGY, num_micro_batches=2)
+    runner = ReplayRunner({PLAIN_STRATEGY: measured(0.5), other: crashed()})
+    pool = RunnerPool(lambda _group: runner, 2, begin=directly)
     pool.start(task("0"), 1)
-    assert pool.free() == (0,)
-    pool.start(task("1", number=1, strategy=OTHER), 0)
+    pool.start(task("1", number=1, strategy=other), 0)
     assert pool.free() == ()
-    assert [(entry.task.number, entry.group) for entry in pool.wait(1.0)] == [(0, 1), (1, 0)]
+    assert [(ended.outcome, ended.group) for ended in pool.wait(0.0)] == [
+        (measured(0.5), 1),
+        (crashed(), 0),
+    ]
     assert pool.free() == (0, 1)
-
-
-def test_a_group_of_recorded_answers_can_be_set_aside() -> None:
-    pool = ReplayPool({}, 2)
-    pool.set_aside(0)
-    assert pool.free() == (1,)
-
-
-def test_nothing_is_left_to_sweep_or_close() -> None:
-    pool = ReplayPool({PLAIN_STRATEGY: measured(0.5)})
     assert pool.sweep(["a", "b"]) == []
     pool.start(task("0"), 0)
     pool.close()
-    assert [entry.outcome for entry in pool.wait(0.0)] == [measured(0.5)]
+    assert [ended.outcome for ended in pool.wait(0.0)] == [measured(0.5)]

@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 
 from amp_ray.inputs.strategies import parse_strategies
-from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.result import (
     ENDINGS,
     HISTORY_COLUMNS,
@@ -26,7 +25,7 @@ from amp_ray.runtime.study.result import (
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable
+from amp_ray.trials.outcome import Crashed, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.state import TrialRecord, TunerState
@@ -313,29 +312,12 @@ def test_a_disk_without_room_has_no_line() -> None:
     assert given_of(ended(measured(0.04), full, full)) == [(0.04, None, None, ())]
 
 
-def test_a_spread_that_nobody_knows_is_not_made_up() -> None:
-    assert given_of(ended(measured(0.04))) == [(0.04, None, None, ())]
-
-
 def test_every_run_of_a_strategy_has_a_row() -> None:
     times_s = (0.05, 0.03, 0.04)
     outcomes = [measured(time, spread_fraction=0.1 * n) for n, time in enumerate(times_s)]
     pool = ScriptedPool(answer=answers())
     result = make_driver(repeated(*outcomes), pool).result("budget")
     assert [each[0] for each in given_of(result)] == [0.05, 0.03, 0.04]
-
-
-def test_a_strategy_whose_hosts_fell_silent_has_no_line() -> None:
-    def answer(task: Task, _group: int) -> Outcome:
-        return measured(0.04) if task.number else LOST
-
-    result = make_driver(small_study(), ScriptedPool(answer=answer, num_groups=3)).run()
-    assert [type(trial_record.outcome) for trial_record in result.state.trials] == [
-        Unreachable,
-        Measured,
-        Measured,
-    ]
-    assert [each[0] for each in given_of(result)] == [0.04, 0.04]
 
 
 def test_an_order_of_devices_that_csv_cannot_tell_has_no_line() -> None:

@@ -63,12 +63,6 @@ def test_progress_is_told() -> None:
     assert told[-1] == (16, 16)
 
 
-def test_limits_that_leave_nothing_are_bad_input() -> None:
-    nothing = ("global_batch_size: 8", "global_batch_size: 8\nsearch: {micro_batch_sizes: [7]}")
-    with pytest.raises(InputError, match=r"test\.yaml:\d+: search: "):
-        space_of(small_experiment(nothing))
-
-
 def test_a_policy_that_follows_the_published_planner_has_its_order(repository: Path) -> None:
     homogeneous = load_experiment(repository / "experiments" / "homogeneous.yaml")
     space = space_of(homogeneous, policy="amp-2022")
@@ -228,17 +222,6 @@ def test_of_several_runs_of_a_strategy_the_middle_one_answers(
 def test_the_same_degrees_with_other_cuts_are_another_strategy(tmp_path: Path) -> None:
     path = table(tmp_path, HEADER + "1,2,2,1,0 4 9,0.5\n1,2,2,1,0 5 9,0.6\n")
     assert len(load_replay(path, EXPERIMENT)) == 2
-
-
-def test_a_table_of_another_model_is_refused_by_line(tmp_path: Path) -> None:
-    path = table(tmp_path, HEADER + "1,1,4,1,0 30,0.5\n")
-    with pytest.raises(InputError, match=r"table\.csv:2: bounds: found 0 30; expected 0 to 9"):
-        load_replay(path, EXPERIMENT)
-
-
-def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.csv"):
-        load_replay(tmp_path / "none.csv", EXPERIMENT)
 
 
 # ------------------------------------------------------------------------- what it answers

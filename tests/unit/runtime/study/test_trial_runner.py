@@ -16,7 +16,7 @@ from amp_ray.runtime.hosts.host import host_groups
 from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
-from amp_ray.trials.outcome import Measured, Unreachable
+from amp_ray.trials.outcome import Measured
 from support.driving import task_of
 from support.experiments import small_experiment
 from support.scripted_host import SETTINGS, Message, ScriptedHost, file_messages, well_behaved
@@ -119,29 +119,6 @@ def test_what_cannot_be_launched_starts_nothing(tmp_path: Path) -> None:
     runner.close()
     assert hosts.made["a"].num_agents == 0
     assert [*tmp_path.iterdir()] == []
-
-
-def test_a_host_that_is_away_is_an_outcome(tmp_path: Path) -> None:
-    runner = TrialRunner(experiment(), 0, Hosts(refuses="a is away"), SETTINGS)
-    outcome = runner.run(task(tmp_path))
-    runner.close()
-    assert isinstance(outcome, Unreachable)
-    assert outcome.reason == "a is away"
-
-
-def test_an_interrupt_between_trials_does_nothing(tmp_path: Path) -> None:
-    runner = TrialRunner(experiment(), 0, Hosts(), SETTINGS)
-    runner.interrupt()
-    assert isinstance(runner.run(task(tmp_path)), Measured)
-    runner.close()
-
-
-def test_a_sweep_asks_every_host_of_the_group(tmp_path: Path) -> None:
-    hosts = Hosts()
-    runner = TrialRunner(experiment(), 0, hosts, SETTINGS)
-    assert runner.sweep(["study-3"]) == []
-    runner.close()
-    assert [hosts.heard(name, "sweep")[0]["trials"] for name in ("a", "b")] == [["study-3"]] * 2
 
 
 def test_a_file_of_the_users_that_is_missing_is_told_before_anything_starts() -> None:

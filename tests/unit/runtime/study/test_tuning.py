@@ -19,7 +19,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import NOT_KEPT
 from amp_ray.runtime.files import load_experiment, with_calibration
 from amp_ray.runtime.ray.address import RayUnavailableError
-from amp_ray.runtime.study.pool import ReplayPool, RunnerPool
+from amp_ray.runtime.study.pool import RunnerPool
 from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets
@@ -172,7 +172,6 @@ def test_ray_actors_that_are_asked_for_are_not_replaced(monkeypatch: pytest.Monk
 
 def test_a_table_answers_as_many_at_once_as_asked_for(replayed: Make) -> None:
     with replayed(concurrency=4)._pool() as pool:  # noqa: SLF001
-        assert isinstance(pool, ReplayPool)
         assert len(pool.free()) == 4
 
 
@@ -352,21 +351,6 @@ def test_a_full_disk_ends_the_study_with_one_message(
         run(replayed(), folder)
     monkeypatch.undo()
     assert kinds(folder) == ["study", "started"]
-
-
-def test_results_that_cannot_be_written_are_told_and_the_journal_has_it_all(
-    replayed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuning, folder = replayed(), tmp_path / "study"
-
-    def full(*_: object) -> None:
-        message = f"{folder / 'history.csv'}: cannot be written: No space left on device"
-        raise InputError(message)
-
-    monkeypatch.setattr("amp_ray.runtime.study.tuning.write_results", full)
-    with pytest.raises(InputError, match="No space left on device"):
-        run(tuning, folder)
-    assert kinds(folder)[-1] == "stopped"
 
 
 def test_results_are_written_again_from_the_journal(replayed: Make, tmp_path: Path) -> None:

@@ -377,45 +377,18 @@ def test_a_missing_configuration_has_a_reason() -> None:
 def test_files_keep_their_path_unless_it_leads_out() -> None:
     found = file_names(
         experiment(
-            argv=["x"], files=["train.py", "./net/a.py", "net/b.py", "../c.py", "/d.py", "~/e"]
+            argv=["x"],
+            files=["train.py", "./net/a.py", "net/b.py", "net/hostfile", "../c.py", "/d.py", "~/e"],
         )
     )
     assert found == {
         "train.py": "train.py",
         "net/a.py": "./net/a.py",
         "net/b.py": "net/b.py",
+        "net/hostfile": "net/hostfile",
         "c.py": "../c.py",
         "d.py": "/d.py",
         "e": "~/e",
-    }
-
-
-@pytest.mark.parametrize("name", [".", "..", "a/..", "/"])
-def test_what_names_no_file_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"test\.yaml:11: trials\.program\.files\.1.*no file"):
-        file_names(experiment(argv=["x"], files=["a", name]))
-
-
-def test_two_files_of_one_name_are_refused() -> None:
-    with pytest.raises(InputError, match=r"files\.1: found '\.\./a', which would be 'a'.* as 'a'"):
-        file_names(experiment(argv=["x"], files=["a", "../a"]))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("ds_config.json", "hostfile", "strategy.json", "amp_ray_metric.py"),
-        *("result.json", "rank-0.log", "metric-rank-3.json", "../hostfile"),
-    ],
-)
-def test_names_of_generated_files_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"files\.0: found .* of its own: rename yours"):
-        file_names(experiment(argv=["x"], files=[name]))
-
-
-def test_below_a_folder_such_names_are_free() -> None:
-    assert file_names(experiment(argv=["x"], files=["net/hostfile"])) == {
-        "net/hostfile": "net/hostfile"
     }
 
 
@@ -484,52 +457,40 @@ trials:
     assert "micro_batch_size" in message
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("{", "a brace that belongs to no placeholder"),
-        ("a{megatron_flags}", "has to be one of its own"),
-        ("a\0b", "can hold a zero byte"),
-    ],
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("", {"argv": ["x", "{"]}, r"10: .*argv\.1: .*a brace that belongs to no placeholder"),
+    ("", {"argv": ["x", "a{megatron_flags}"]}, r"10: .*argv\.1: .*has to be one of its own"),
+    ("", {"argv": ["x", "a\0b"]}, r"10: .*argv\.1: .*can hold a zero byte"),
+    ("environment: {A: '{tq}'}", {}, r"9: .*environment\.A: found {tq}, which is no placeholder\."),
+    ("environment: {A: '{megatron_flags}'}", {}, r"9: .*environment\.A: .* one of its own"),
+    ('environment: {A: "\\0"}', {}, r"9: .*environment\.A: .*zero byte"),
+    ("environment: {'A=B': x}", {}, "9: .*environment.*'A=B'; a variable's name has letters"),
+    ("environment: {A;$(id): x}", {}, r"9: .*environment.*'A;\$\(id\)'; a variable's name has"),
+    ("environment: {Aä: x}", {}, "9: .*environment.*'Aä'; a variable's name has letters"),
+    ("launcher: deepspeed", {}, r"trials\.launcher: found 'deepspeed' .* with per: node"),
+    *(
+        ("", {"cwd": folder}, r"trials\.program\.cwd: found .* from the root")
+        for folder in ("code", "~/code", "{trial_dir}", "/a\0")
+    ),
+    ("", {"collect": ["*", "a/*"]}, r"collect\.1: found 'a/\*'"),
+    *(
+        ("", {"files": ["a", name]}, r"11: trials\.program\.files\.1: found .*no file")
+        for name in (".", "..", "a/..", "/")
+    ),
+    ("", {"files": ["a", "../a"]}, r"files\.1: found '\.\./a', which would be 'a'.* as 'a'"),
+    *(
+        ("", {"files": [name]}, r"files\.0: found .* of its own: rename yours")
+        for name in (
+            *("ds_config.json", "hostfile", "strategy.json", "amp_ray_metric.py"),
+            *("result.json", "rank-0.log", "metric-rank-3.json", "../hostfile"),
+        )
+    ),
 )
-def test_arguments_that_cannot_be_are_refused(word: str, message: str) -> None:
-    with pytest.raises(InputError, match=rf"test\.yaml:10: trials\.program\.argv\.1: .*{message}"):
-        check_program(experiment(argv=["x", word]))
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ('A: "{tq}"', r"environment\.A: found {tq}, which is no placeholder\."),
-        ('A: "{megatron_flags}"', r"environment\.A: .* one of its own"),
-        ('A: "\\0"', "zero byte"),
-        ('"A=B": x', "'A=B'; a variable's name has letters"),
-        ('"A;$(id)": x', r"'A;\$\(id\)'; a variable's name has letters"),
-        ("Aä: x", "'Aä'; a variable's name has letters"),
-    ],
-)
-def test_variables_that_cannot_be_are_refused(entry: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        check_program(experiment(f"  environment: {{{entry}}}\n", argv=["x"]))
-    assert str(caught.value).startswith("test.yaml:9: trials.environment.A")
-
-
-@pytest.mark.parametrize("cwd", ["code", "~/code", "{trial_dir}", "/a\0"])
-def test_a_folder_that_is_not_told_from_the_root_is_refused(cwd: str) -> None:
-    with pytest.raises(InputError, match=r"trials\.program\.cwd: found .* from the root"):
-        check_program(experiment(argv=["x"], cwd=cwd))
-
-
-def test_files_below_a_folder_cannot_be_collected() -> None:
-    with pytest.raises(InputError, match=r"collect\.1: found 'a/\*'"):
-        check_program(experiment(argv=["x"], collect=["*", "a/*"]))
-
-
-def test_a_launcher_beside_the_program_is_refused() -> None:
-    with pytest.raises(InputError, match=r"trials\.launcher: found 'deepspeed' .* with per: node"):
-        check_program(experiment("  launcher: deepspeed\n", argv=["x"]))
-
-
-def test_files_are_checked_too() -> None:
-    with pytest.raises(InputError, match=r"files\.0"):
-        check_program(experiment(argv=["x"], files=["hostfile"]))
+@pytest.mark.parametrize(("key", "program", "message"), REFUSED)
+def test_what_no_strategy_could_launch_is_refused(
+    key: str, program: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        check_program(experiment(f"  {key}\n" if key else "", **{"argv": ["x"], **program}))

@@ -38,11 +38,16 @@ def event(kind: str, **values: object) -> dict[str, object]:
     return {**head, **values}
 
 
-def layer(tp: int, size: int, layer: int, **changes: float) -> Record:
-    values = {"tp": tp, "micro_batch_size": size, "layer": layer, **TIMES, **changes}
-    record = record_of_event(event("layer", **values), place=PLACE, date="2026-11-21")
+def recorded(kind: str, **values: object) -> Record:
+    record = record_of_event(event(kind, **values), place=PLACE, date="2026-11-21")
     assert record is not None
     return record
+
+
+def layer(tp: int, size: int, layer: int, **changes: float) -> Record:
+    return recorded(
+        "layer", **{"tp": tp, "micro_batch_size": size, "layer": layer, **TIMES, **changes}
+    )
 
 
 def text(*records: Record) -> str:
@@ -66,9 +71,7 @@ def test_what_was_measured_is_not_missing() -> None:
 
 def test_sizes_that_do_not_fit_are_not_tried_again() -> None:
     values = {"tp": 2, "micro_batch_size": 4, "layer": 1}
-    record = record_of_event(event("oom", **values), place=PLACE, date="")
-    assert record is not None
-    records = parse(text(record))
+    records = parse(text(recorded("oom", **values)))
     wanted = [point(2, 2, 0), point(2, 4, 0), point(2, 8, 0), point(1, 8, 0)]
     assert records.missing_layers("T4", wanted) == (point(2, 2, 0), point(1, 8, 0))
 
@@ -92,9 +95,7 @@ def test_a_size_is_complete_with_all_layers() -> None:
 
 def test_messages_belong_to_their_place() -> None:
     values = {"what": "p2p", "num_ranks": 2, "bytes": 1024, "seconds": 0.5}
-    record = record_of_event(event("link", **values), place=PLACE, date="")
-    assert record is not None
-    records = parse(text(record))
+    records = parse(text(recorded("link", **values)))
     message = LinkPoint(what="p2p", num_ranks=2, num_bytes=1024)
     assert records.links == {(PLACE, message): 0.5}
     assert records.missing_links(PLACE, [message]) == ()
@@ -103,9 +104,7 @@ def test_messages_belong_to_their_place() -> None:
 
 def test_hardware_is_dated() -> None:
     values = {"hardware": "a board", "versions": "torch"}
-    record = record_of_event(event("hardware", **values), place=PLACE, date="2026-11-21")
-    assert record is not None
-    assert parse(text(record)).dates == {"T4": "2026-11-21"}
+    assert parse(text(recorded("hardware", **values))).dates == {"T4": "2026-11-21"}
 
 
 @pytest.mark.parametrize("kind", ["started", "failed"])
@@ -188,27 +187,21 @@ def test_nothing_measured_is_no_mistake() -> None:
 
 def test_what_surrounds_the_layers_belongs_to_its_device() -> None:
     values = dict.fromkeys(STEP_KEYS, 0.5)
-    record = record_of_event(event("step", **values), place=PLACE, date="")
-    assert record is not None
-    assert parse(text(record)).steps == {"T4": values}
+    assert parse(text(recorded("step", **values))).steps == {"T4": values}
 
 
 SLICE = {"tp": 1, "micro_batch_size": 1, "layer": 1, "tokens": 64, "context": 32}
 
 
 def test_slices_are_records_of_their_own() -> None:
-    record = record_of_event(event("slice", **SLICE, **TIMES), place=PLACE, date="")
-    assert record is not None
-    records = parse(text(record))
+    records = parse(text(recorded("slice", **SLICE, **TIMES)))
     assert records.slices["T4", LayerPoint(**SLICE)]["backward_s"] == 2e-3
     assert records.layers == {}
     assert records.missing_layers("T4", [LayerPoint(**SLICE)]) == ()
 
 
 def test_a_slice_without_room_says_nothing_of_whole_sequences_of_fewer() -> None:
-    record = record_of_event(event("oom", **SLICE, **TIMES), place=PLACE, date="")
-    assert record is not None
-    records = parse(text(record))
+    records = parse(text(recorded("oom", **SLICE, **TIMES)))
     assert records.limits == {}
     changes = [{}, {"tokens": 32}, {"context": 0}, {"micro_batch_size": 4, "context": 64}]
     wanted = [LayerPoint(**{**SLICE, **change}) for change in changes]
@@ -217,9 +210,7 @@ def test_a_slice_without_room_says_nothing_of_whole_sequences_of_fewer() -> None
 
 def test_whole_sequences_without_room_leave_slices_to_be_tried() -> None:
     values = {"tp": 1, "micro_batch_size": 1, "layer": 0}
-    record = record_of_event(event("oom", **values), place=PLACE, date="")
-    assert record is not None
-    records = parse(text(record))
+    records = parse(text(recorded("oom", **values)))
     assert records.missing_layers("T4", [LayerPoint(**SLICE), point(1, 1, 1)]) == (
         LayerPoint(**SLICE),
     )

@@ -5,6 +5,7 @@ import sys
 import time
 
 from amp_ray.runtime.hosts.agent.processes import descendants, living, state_of
+from support.waiting import wait_for
 
 
 def test_a_process_that_runs_says_so() -> None:
@@ -35,10 +36,7 @@ def test_a_process_whose_first_thread_has_ended_keeps_its_children() -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        deadline = time.monotonic() + 120
-        while state_of(process.pid) != "Z":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: state_of(process.pid) == "Z")
         listed = descendants()
         os.kill(child, signal.SIGKILL)
         process.kill()
