@@ -41,7 +41,7 @@ from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords, record_of_event
 from amp_ray.trials.profile.tables import profile_files
 from amp_ray.trials.timeline import read_timeline
-from support.bounded import LONGEST_S, bounded
+from support.bounded import bounded
 from support.experiments import small_experiment
 from support.host_reports import healthy_parts, healthy_report
 from support.scripted_host import ScriptedHost, file_messages, instead, well_behaved
