@@ -55,8 +55,8 @@ _LATER_TRAITS: Final = (
     *("waiting_elements", "routing_launches", "waiting_launches", "waits_for_tokens"),
     *("expert_streams", "reads_for_scales", "recomputes_norms"),
     *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
-    *("frees_gradients", "rounds_gathered", "offloaded_blocks", "weighs_activations"),
-    *("exchange_multiprocessors", "needs_flash_attention"),
+    *("frees_gradients", "rounds_gathered", "offloads_activations", "offloaded_blocks"),
+    *("weighs_activations", "exchange_multiprocessors", "needs_flash_attention"),
     *("reduces_sharded_at_once", "gather_slice_s"),
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
@@ -66,7 +66,7 @@ _LATER_TRAITS: Final = (
 def _traits(experiment: Experiment) -> dict[str, object]:
     """Return the figures of the runtime that decide on times and memory."""
     traits = asdict(experiment.traits)
-    for name in ("description", *_LATER_TRAITS):
+    for name in ("description", "status", *_LATER_TRAITS):
         del traits[name]
     return traits
 

@@ -22,6 +22,7 @@ from amp_ray.runtimes.traits import RUNTIMES
 
 _COUNT: Final = click.IntRange(min=1)
 _BATCH: Final = 256
+_HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status == "historic"}
 
 
 @click.command()
@@ -65,7 +66,7 @@ _BATCH: Final = 256
 @click.option(
     "--runtime",
     type=click.Choice(sorted(RUNTIMES)),
-    metavar=f"[{'|'.join(name for name in sorted(RUNTIMES) if '-20' not in name)}|...]",
+    metavar=f"[{'|'.join(sorted(name for name in RUNTIMES if name not in _HISTORIC))}|...]",
     help="The training program.  [default: deepspeed; megatron-core for models with experts]",
 )
 @click.option("--name", help="Of the experiment.  [default: that of the file]")
@@ -110,9 +111,9 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
         ("slots", "--slots", "devices of a node", 8),
         ("inter_gbit_per_s", "--inter-gbit-per-s", "Gbit/s between nodes", 100),
     ):
-        if node.get(key) is None:
-            is_alone = key == "inter_gbit_per_s" and node["count"] == 1
-            node[key] = default if is_alone else _asked(option, question, default)
+        is_alone = key == "inter_gbit_per_s" and node["count"] == 1
+        if node.get(key) is None and not is_alone:
+            node[key] = _asked(option, question, default)
     order = ("count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
     return Answers(
         name=options["name"] or output.stem,

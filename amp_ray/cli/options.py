@@ -19,6 +19,7 @@ from amp_ray.redaction import redact, redact_values
 from amp_ray.report.console import console
 from amp_ray.runtime.files import write_result_text
 from amp_ray.search.planner import AMP_RAY, BUILT_IN
+from amp_ray.search.rows import shown_bound_s
 from amp_ray.units import figure_text
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -230,7 +231,7 @@ class SearchProgress:
 
     def leading(self, best: Estimate) -> None:
         """Show the fastest strategy so far; the bound holds for its micro-batch size."""
-        bound_s = best.lower_bound_s
+        bound_s = shown_bound_s(best.lower_bound_s, best.iteration_time_s)
         text = f"searching, best {figure_text(best.iteration_time_s)} s"
         if bound_s is not None:
             text += f" (at least {figure_text(bound_s)} s)"

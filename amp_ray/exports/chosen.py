@@ -17,6 +17,7 @@ _OFF: Final[Mapping[str, object]] = {
     "zero_stage": 0,
     "shard_ranks": 0,
     "keeps_weights": False,
+    "offloaded_blocks": 0,
     "recompute": NO_RECOMPUTE,
 }
 """Values at which these settings are off; any other setting is off at its default."""
@@ -101,6 +102,7 @@ def settings_of(chosen: Chosen, program: str, supported: Collection[str]) -> dic
         "keeps_weights": strategy.zero.keeps_weights,
         **options.others,
         **experiment.traits.formats.kept,
+        "offloaded_blocks": experiment.traits.offloaded_blocks,
     }
     wrong = [
         f"{name} {value}"
@@ -150,13 +152,6 @@ def check_family(
     if shape.family not in families:
         message = f"{program} is told {', '.join(families)} here, not model family {shape.family!r}"
         raise ValueError(message)
-    wrong = [
-        name
-        for name in shape.rare_figures()
-        if name not in {_NOTES, *optional} and getattr(shape, name)
-    ]
+    wrong = [name for name in shape.rare_figures() if name not in optional and getattr(shape, name)]
     if wrong:
         raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")
-
-
-_NOTES: Final = "not_counted"  # section of a configuration that only people read

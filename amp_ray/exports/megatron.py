@@ -21,6 +21,7 @@ from amp_ray.trials.own_program.megatron_flags import DTYPE_FLAGS, strategy_flag
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
+    "offloaded_blocks",
 )
 _VERSION: Final = "For Megatron-LM with megatron-core 0.16"
 _SCRIPT: Final = "pretrain_gpt.py"
@@ -226,6 +227,8 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
     virtual_stages = chosen.strategy.virtual_stages
     if "num-layers-per-virtual-pipeline-stage" in strategy_words:
         yield "model.virtual_pipeline_model_parallel_size", str(virtual_stages)
+    if _OFFLOAD in strategy_words:
+        yield "model.cpu_offloading", "true"
     yield "model.seq_length", strategy_words["seq-length"]
 
 
@@ -271,6 +274,7 @@ _STRATEGY: Final = {
 }
 """Flags that are counts of a STRATEGY; a missing flag means 1."""
 
+_OFFLOAD: Final = "cpu-offloading-num-layers"
 _ENDS: Final = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
 _PART: Final = "num-layers-per-virtual-pipeline-stage"
 
@@ -301,6 +305,8 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     if "fp8-format" in flags or precisions:
         record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
     record |= _formats(flags)
+    is_off = flags.get(_OFFLOAD, "0") == "0"
+    record["offloaded_blocks"] = 0 if is_off else _count(flags, _OFFLOAD)
     record["recompute"] = parse_recompute(_recompute(flags)).to_json()
     if "sequence-parallel" in flags and record["tp"] > 1:
         record["sequence_parallel"] = True

@@ -306,6 +306,12 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
                 f"{name} in {value}; the experiment has {expected or 'the usual'}: set "
                 f"'precision: {{compute: {experiment.precision}, {name}: {value}}}'"
             )
+    offloaded = record.pop("offloaded_blocks", experiment.traits.offloaded_blocks)
+    if offloaded != experiment.traits.offloaded_blocks:
+        raise ValueError(
+            f"--cpu-offloading-num-layers {offloaded}; the experiment has "
+            f"{experiment.traits.offloaded_blocks}: add --set traits.offloaded_blocks={offloaded}"
+        )
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))

@@ -113,7 +113,8 @@ class NodeSection(Section):
     intra_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""
     inter_gbit_per_s: AnyLinkRate | None = None
-    """Line rate of all network interfaces of the node, in one direction. Default: needed."""
+    """Line rate of all network interfaces of the node, in one direction. Default: needed, unless
+    there is only one node, or one rack."""
     inter_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""
     protocol: Protocol | None = None
@@ -211,7 +212,8 @@ def build_cluster(
             device.peak_flops(precision)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
-                links_of.append(_links_of_node(entry, device))
+                is_alone = len(entries) <= _rack_size(entry, device) and len(section.nodes) == 1
+                links_of.append(_links_of_node(entry, device, is_alone=is_alone))
     mistakes.check()
     nodes, first = list[Node](), 0
     for entry, device, node_links in zip(section.nodes, devices, links_of, strict=True):
@@ -311,10 +313,13 @@ def _described_device(section: DeviceSection) -> Device:
     )
 
 
-def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link, Link]:
+def _links_of_node(
+    entry: NodeSection, device: Device, *, is_alone: bool
+) -> tuple[Link, Link, Link]:
     """Return the link within a host (by default that of its boards), in a rack, and outside.
 
-    Where the file states no rate, latency or protocol, they are those of board and network.
+    Where the file states no rate, latency or protocol, they are those of board and network. A node
+    or rack that ``is_alone`` has no network, whose link then counts as that within a host.
     """
     reached = device.reached_link_bytes_per_s
     default = None if reached is None else reached * BITS_PER_BYTE / GIGA
@@ -329,7 +334,8 @@ def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link, Link
     is_stated = entry.intra_gbit_per_s is not None or entry.intra_gbyte_per_s is not None
     if intra.fabric is not None and not is_stated:
         intra = replace(intra, board=device.name)
-    rates = _gbit_per_s("inter_", entry.inter_gbit_per_s, entry.inter_gbyte_per_s)
+    alone = intra.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA if is_alone else None
+    rates = _gbit_per_s("inter_", entry.inter_gbit_per_s, entry.inter_gbyte_per_s, alone)
     line = max(rate for _, rate in rates) if isinstance(rates, Sequence) else rates
     # A file with latencies has measured its network, and its rate is what a profile wrote.
     is_measured = (entry.inter_latency_us, entry.inter_collective_us) != (None, None)
@@ -360,8 +366,16 @@ def _gbit_per_s(
         return stated
     if default is not None:
         return default
-    hint = "; the catalogue knows no link of this device" if prefix == "intra_" else ""
-    raise ValueError(f"{prefix}gbit_per_s is missing (or {prefix}gbyte_per_s){hint}")
+    raise ValueError(
+        f"{prefix}gbit_per_s is missing (or {prefix}gbyte_per_s){_HINTS.get(prefix, '')}"
+    )
+
+
+_HINTS: Final = {
+    "intra_": "; the catalogue knows no link of this device",
+    "inter_": ": the line rate of all network interfaces of a node together, such as 400 or 3200",
+}
+"""What to write for a rate that is missing, by the beginning of its key."""
 
 
 def _nodes(
@@ -369,7 +383,7 @@ def _nodes(
 ) -> list[Node]:
     """Return the nodes of an entry: its racks, the last of which may have fewer hosts."""
     intra, joined, inter = links
-    size = max(1, device.rack_devices // entry.slots) if entry.rack is None else entry.rack.nodes
+    size = _rack_size(entry, device)
     host = Node(
         name="",
         device=device,
@@ -381,6 +395,11 @@ def _nodes(
         host_link=None if joined == intra else intra,
     )
     return [host.of_hosts(hosts[first : first + size]) for first in range(0, len(hosts), size)]
+
+
+def _rack_size(entry: NodeSection, device: Device) -> int:
+    """Return the number of hosts of a rack; 1 without racks."""
+    return max(1, device.rack_devices // entry.slots) if entry.rack is None else entry.rack.nodes
 
 
 def _rack_link(rack: RackSection, intra: Link) -> Link:

@@ -239,6 +239,8 @@ class _Builder:
         mistakes.check()
         with document.at("traits"):
             traits = replace(traits, **chosen)
+        if traits.offloaded_blocks:
+            traits = traits.with_offloaded(traits.offloaded_blocks)
         document.refuse(traits.why_no_formats(self._formats), "precision")
         return traits.with_formats(self._formats)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import Field, create_model
 
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text
+from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text, Title
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import FOR_PEOPLE, MOST_LAYERS, BlockFigures, LayerList, ModelShape
 from amp_ray.units import GIGA, counted
@@ -40,6 +40,9 @@ class BlockSection(Section):
 class ModelKeys(Section):
     """``model``: a family with its figures, or a Hugging Face ``config.json``."""
 
+    name: Title | None = None
+    """Name in tables and reports, such as `Qwen/Qwen3-8B`. Default: `model_type` of `config`, else
+    the family."""
     config: Text | None = None
     """A Hugging Face `config.json`. Families: gpt2, llama, t5, vit."""
     layer_list: LayerList | None = None
@@ -164,8 +167,9 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
         file = str(section.config)
-        stated, figures = figures, config_figures(config_text, file) | figures
-        _check_complete(config_text, file, figures)
+        stated, of_config = figures, config_figures(config_text, file)
+        figures = of_config | stated
+        _check_complete(of_config["name"], file, figures)
         length = figures.get("sequence_length")
         if length and "sequence_length" not in stated:
             most = f"sequence_length {length}, the most of the model's configuration"
@@ -190,9 +194,8 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     return ModelShape(**figures | lists)
 
 
-def _check_complete(text: str, file: str, figures: Mapping[str, Any]) -> None:
+def _check_complete(kind: str, file: str, figures: Mapping[str, Any]) -> None:
     """Refuse a configuration that lacks a figure which the file of the experiment does not set."""
-    kind = parse_json(text, file=file)["model_type"]
     keys = _KEYS.get(kind, _LLAMA_KEYS)
     mistakes = Mistakes()
     for figure in _NEEDED[figures["family"]]:
@@ -434,7 +437,7 @@ _RGB: Final = 3
 
 
 def config_figures(text: str, file: str) -> dict[str, Any]:
-    """Read the figures of a configuration, under our names.
+    """Read the figures of a configuration, under our names; the model's is its ``model_type``.
 
     Raises:
         InputError: If the architecture is unknown, a figure has the wrong type, or a key turns the
@@ -458,7 +461,7 @@ def config_figures(text: str, file: str) -> dict[str, Any]:
             with mistakes.collect():
                 figures[key] = _figure(config[name], key, Where(file=file, key=name))
     mistakes.check()
-    figures = {"family": _FAMILIES[kind], **_FIXED.get(kind, {}), **figures}
+    figures = {"name": kind, "family": _FAMILIES[kind], **_FIXED.get(kind, {}), **figures}
     if kind == "t5":
         figures["gated_feed_forward"] = str(config.get("feed_forward_proj")).startswith("gated-")
     elif kind == "vit":

@@ -33,15 +33,23 @@ Number = Annotated[float, Field(strict=True)]
 _LONGEST_NAME: Final = 100
 
 
+def _printable(title: str) -> str:
+    """Return a text if it can be shown; raise otherwise."""
+    if not title.isprintable():
+        raise ValueError("no control character")
+    if len(title) > _LONGEST_NAME:
+        raise ValueError(f"at most {_LONGEST_NAME} characters")
+    return title
+
+
 def _plain(name: str) -> str:
     """Return a name if it can be shown and used in a file name; raise otherwise."""
     if not name.isprintable() or name[0] == "." or not {"/", "\\"}.isdisjoint(name):
         raise ValueError("a plain name: no '/', no '\\', no '.' in front, no control character")
-    if len(name) > _LONGEST_NAME:
-        raise ValueError(f"at most {_LONGEST_NAME} characters")
-    return name
+    return _printable(name)
 
 
+Title = Annotated[Text, AfterValidator(_printable)]
 Name = Annotated[Text, AfterValidator(_plain)]
 
 _EXPECTED: Final[Mapping[str, str]] = {

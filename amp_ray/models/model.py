@@ -1,7 +1,7 @@
 """Models, layers and shapes: a model is a chain of layers, a layer a list of operators."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, Literal
@@ -135,8 +135,8 @@ def count_kernels(operators: Iterable[Operator]) -> int:
 
 TRAINED: Final = ("gpt2", "llama", "transgan")  # families that our training program can run
 PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")  # families that it cannot run
-FOR_PEOPLE: Final = ("not_counted", "assumed")
-"""Fields of a shape with remarks on a configuration; they are no keys of the file."""
+FOR_PEOPLE: Final = ("not_counted", "assumed", "name")
+"""Fields of a shape that are no figures: remarks on a configuration, and a name."""
 
 _FIRST_OPTIONAL: Final = 13  # figures of a shape that older records have in every family
 LayerList = Literal["amp-2022", "runtime"]
@@ -273,6 +273,8 @@ class ModelShape:
     """Parts of a configuration that are not counted, for people; not a key of the file."""
     assumed: tuple[str, ...] = ()
     """Figures of a configuration that the file leaves open, for people; not a key of the file."""
+    name: str = field(default="", compare=False)
+    """Name of the model for people; empty for that of its family."""
 
     @property
     def is_trained(self) -> bool:
@@ -310,14 +312,13 @@ class ModelShape:
 
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those that only a few families have, only if they are set."""
-        values = asdict(self)
-        for name in FOR_PEOPLE:
-            del values[name]
+        values = {name: v for name, v in asdict(self).items() if name not in FOR_PEOPLE}
         return {name: v for name, v in values.items() if v or name not in self.rare_figures()}
 
     def rare_figures(self) -> tuple[str, ...]:
         """Return the names of figures that only a few families have."""
-        return tuple(field.name for field in fields(self))[_FIRST_OPTIONAL:]
+        names = tuple(figure.name for figure in fields(self))[_FIRST_OPTIONAL:]
+        return tuple(name for name in names if name not in FOR_PEOPLE)
 
 
 @dataclass(frozen=True, kw_only=True)

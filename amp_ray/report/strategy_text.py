@@ -158,7 +158,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     size = model.num_parameters
     unit, word = (GIGA, "billion") if size >= GIGA else (MEGA, "million")
     return [
-        f"{model.name}, {figure_text(size / unit, 3)} {word} parameters",
+        f"{model.shape.name or model.name}, {figure_text(size / unit, 3)} {word} parameters",
         *([f"sequences of {length:,}"] if length else []),
         f"{devices} in {counted(len(cluster.hosts), 'node')}{racks}",
     ], [

@@ -31,7 +31,7 @@ from amp_ray.search.ranking import (
     reasons_text,
 )
 from amp_ray.search.replan import Moves
-from amp_ray.search.rows import training_needs
+from amp_ray.search.rows import idle_devices, idle_text, training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import GIB, counted, figure_text
@@ -167,8 +167,10 @@ class ResultsTable:
             return lines + (phrase_lines(remedies, room) if remedies else [])
         marks = [self._marks[text] for text in result.warnings if text in self._marks]
         cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
+        idle = idle_text(idle_devices(result.strategy, self.experiment.cluster))
         lines = phrase_lines(
-            ", ".join([cuts, *chosen_texts(result.strategy, self.experiment)]), room
+            ", ".join(filter(None, (cuts, *chosen_texts(result.strategy, self.experiment), idle))),
+            room,
         )
         if not self._has_places:
             return lines

@@ -212,7 +212,7 @@ def _model(answers: Answers, output: Path) -> dict[str, Any]:
     if answers.model.endswith(".json"):
         figures: dict[str, Any] = {"config": _relative(Path(answers.model), output)}
     else:
-        figures = preset("models", answers.model)
+        figures = {"name": answers.model, **preset("models", answers.model)}
     if answers.sequence_length is not None:
         figures["sequence_length"] = answers.sequence_length
     return figures
@@ -228,6 +228,8 @@ def _flow(value: Any) -> str:  # noqa: ANN401 - any plain value
         return f"{{{', '.join(f'{key}: {_flow(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, str) and not value.replace("-", "").replace("_", "").isalnum():
         return "'" + value.replace("'", "''") + "'"
     return str(value)

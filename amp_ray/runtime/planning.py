@@ -18,7 +18,7 @@ from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_planner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.replan import Moves, Replanner
-from amp_ray.search.rows import SCHEMA, ranking_rows
+from amp_ray.search.rows import SCHEMA, ranking_rows, shown_bound_s
 from amp_ray.search.run import NUM_INTERVALS, run_search, with_remedies
 from amp_ray.search.space import searched_dimensions
 from amp_ray.strategies.strategy import Strategy
@@ -26,17 +26,21 @@ from amp_ray.strategies.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The ranking of a search, with its experiment, planner and duration."""
+    """The ranking of a search, with its planner and duration."""
 
-    experiment: Experiment
     cost_model: str
     planner: Planner
     ranking: Ranking
     search_s: float
 
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment, without the dimensions that the planner cannot choose."""
+        return self.planner.experiment
+
     def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
         """Return the object of ``plan --json``; ``num_rows`` None lists every candidate."""
-        fastest = self.ranking.fastest
+        fastest, bound_s = self.ranking.fastest, self.ranking.lower_bound_s
         return {
             "schema": SCHEMA,
             "experiment": self.experiment.name,
@@ -47,7 +51,9 @@ class Planned:
             "num_feasible": self.ranking.num_feasible,
             "num_left_out": self.ranking.num_left_out,
             "search_s": self.search_s,
-            "lower_bound_s": self.ranking.lower_bound_s,
+            "lower_bound_s": shown_bound_s(bound_s, fastest.iteration_time_s)
+            if fastest is not None
+            else None,
             "fastest_s": None if fastest is None else fastest.iteration_time_s,
             "ranking": ranking_rows(self.ranking, self.experiment, self.planner, num_rows=num_rows),
         }
@@ -77,7 +83,6 @@ def plan_experiment(
     start_s = time.perf_counter()
     workers.check()
     choice = choice or choose_planner(experiment)
-    experiment = experiment.only(choice.traits.dimensions)
 
     def search(planner: Planner, candidates: Candidates) -> Ranking:
         return search_candidates(
@@ -92,12 +97,11 @@ def plan_experiment(
     planner, ranking = run_search(experiment, choice, search, num_rows=num_rows)
     if planner.traits.has_constants:
         num_shown = min(num_rows or NUM_INTERVALS, NUM_INTERVALS)
-        ranking = rank_with_intervals(experiment, ranking, num_shown)
+        ranking = rank_with_intervals(planner.experiment, ranking, num_shown)
         if num_rows is None:
-            results = with_remedies(experiment, ranking.results)
+            results = with_remedies(planner.experiment, ranking.results)
             ranking = replace(ranking, results=tuple(results))
     return Planned(
-        experiment=experiment,
         cost_model=choice.name,
         planner=planner,
         ranking=ranking,
@@ -148,7 +152,6 @@ def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
         return estimate
 
     return Replanned(
-        experiment=experiment,
         cost_model=planned.cost_model,
         planner=planned.planner,
         ranking=replanner.ranking(planned.ranking, score),

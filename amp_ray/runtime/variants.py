@@ -253,7 +253,8 @@ def _changes(
         count = node.get("count", 1)
         name = node["device"] if isinstance(node["device"], str) else node["device"]["name"]
         more = f"cluster.nodes.{index}.count={count + 1}"
-        yield f"one more node of {node['slots']} x {name}", (*hosts, more)
+        if node.keys() & {"inter_gbit_per_s", "inter_gbyte_per_s"}:
+            yield f"one more node of {node['slots']} x {name}", (*hosts, more)
     batch = experiment.global_batch_size
     yield "twice the batch", (f"global_batch_size={2 * batch}",)
     for what, change in experiment.other_settings():

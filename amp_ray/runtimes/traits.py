@@ -18,7 +18,7 @@ from pydantic import dataclasses as checked
 from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, Kernels
 from amp_ray.models.model import LayerList
 from amp_ray.strategies.candidate import StageOptions
-from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
@@ -87,6 +87,8 @@ class RuntimeTraits:
 
     name: str  # the value of ``runtime`` in an experiment file
     description: str  # which program it is, in a sentence
+    # Whether it is a program of today, or of past years, kept for published measurements
+    status: Literal["current", "historic"] = "current"
     # List of layers that the runtime trains; ``bounds`` count its entries
     layer_list: LayerList = "runtime"
     # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks
@@ -247,8 +249,10 @@ class RuntimeTraits:
     # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
-    # Blocks whose activations wait in the host's memory for the backward pass, without a pipeline
-    # (Megatron-LM: `--cpu-offloading-num-layers`); transfers run beside computation
+    # Whether activations of blocks can wait in the host's memory for the backward pass, without a
+    # pipeline and recompute; transfers run beside computation
+    offloads_activations: bool = False
+    # Blocks whose activations do (Megatron-LM: `--cpu-offloading-num-layers`)
     offloaded_blocks: int = 0
     # Whether stages may differ in tp and dp and share samples unevenly
     unequal_stages: bool = False
@@ -300,6 +304,14 @@ class RuntimeTraits:
                 f"cost model prices {', '.join(map(str, PIPELINE_ZERO_STAGES))}, where 3 keeps the "
                 "weights that it gathers"
             )
+        if self.offloaded_blocks and not self.offloads_activations:
+            able = ", ".join(
+                name for name, traits in RUNTIMES.items() if traits.offloads_activations
+            )
+            raise ValueError(
+                f"runtime {self.name!r} keeps activations on the device, found offloaded_blocks "
+                f"{self.offloaded_blocks}; runtimes that offload: {able}"
+            )
         counts = ("vocabulary_multiple", "forward_runs", "virtual_stages")
         wrong = [name for name in counts if getattr(self, name) < 1]
         if wrong:
@@ -344,6 +356,8 @@ class RuntimeTraits:
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
         """Say why the runtime cannot recompute in this way; None if it can."""
+        if self.offloaded_blocks and set(per_stage) != {NO_RECOMPUTE}:
+            return f"offloaded_blocks work without recompute, found {per_stage[0]}"
         for recompute in per_stage:
             pattern = recompute.kind if recompute.layers is None else f"{recompute.kind}:n"
             if pattern not in self.recompute:
@@ -442,6 +456,13 @@ class RuntimeTraits:
         sharded = formats.kept.keys() & {"moments", "primary"}
         least = max(1, self.min_zero_stage) if sharded else self.min_zero_stage
         return replace(self, formats=formats, min_zero_stage=least)
+
+    def with_offloaded(self, num_blocks: int) -> Self:
+        """Return the traits of a training that offloads the activations of so many blocks.
+
+        It recomputes nothing then (``TransformerConfig`` of megatron-core 0.16 refuses both).
+        """
+        return replace(self, offloaded_blocks=num_blocks, recompute=("none",))
 
     def optimizer(self, name: str) -> "Optimizer":
         """Return an optimizer with the moments and gradients of the formats."""

@@ -82,6 +82,11 @@ class Planner(Protocol):
     traits: ClassVar[PlannerTraits]
 
     @property
+    def experiment(self) -> Experiment:
+        """The experiment, without the dimensions that the planner cannot choose."""
+        ...
+
+    @property
     def relative_error(self) -> float:
         """Relative difference of two predicted times below which they are a tie."""
         ...

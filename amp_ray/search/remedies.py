@@ -17,7 +17,7 @@ from amp_ray.runtimes.traits import Formats
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT
 from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.recompute import KINDS, Recompute
+from amp_ray.strategies.recompute import KINDS, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy, candidate_of
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
 
@@ -86,6 +86,9 @@ class Remedies:
             smaller = replace(candidate, micro_batch_size=size, num_micro_batches=batches)
             yield f"micro-batch size {size}", (experiment, _strategy(smaller, strategy))
         yield from self._degrees(experiment, candidate)
+        for number in _offloads(experiment, candidate):
+            offloading = replace(experiment, traits=traits.with_offloaded(number))
+            yield f"offloaded_blocks {number}", (offloading, strategy)
         for formats in _narrower(experiment):
             changed_traits = traits.with_formats(formats)
             has_shards = candidate.options.dp == 1 or (
@@ -161,6 +164,16 @@ def _strategy(candidate: Candidate, strategy: Strategy) -> Strategy:
     """Return a candidate with the cuts and devices of a strategy."""
     bounds = strategy.chunk_bounds or strategy.bounds
     return Strategy.uniform(candidate, bounds, strategy.placement)
+
+
+def _offloads(experiment: Experiment, candidate: Candidate) -> tuple[int, ...]:
+    """Return numbers of blocks whose activations may wait in the host's memory: half, most."""
+    traits = experiment.traits
+    able = traits.offloads_activations and not traits.offloaded_blocks and candidate.pp == 1
+    if not able or candidate.options.recompute != NO_RECOMPUTE:
+        return ()
+    most = len(experiment.model.indices("block")) - 1
+    return tuple(number for number in dict.fromkeys((most // _DOUBLED, most)) if number)
 
 
 def _narrower(experiment: Experiment) -> Iterator[Formats]:

@@ -3,6 +3,7 @@
 The records list times by stage and by cut, and the difference between two plans.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,10 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 SCHEMA = 1
+
+_LEAST_BOUND: Final = 0.5
+"""Least share of a time that its lower bound must be: below, it leaves more than twice the speed
+open, and is not shown."""
 
 _UNKNOWN = (
     *("iteration_time_s", "interval_s", "breakdown_s", "peak_memory_bytes", "memory_limit_bytes"),
@@ -52,6 +57,7 @@ def row(
             "failure_probability": 1.0,
             "warnings": [],
         }
+    idle = idle_devices(result.strategy, experiment.cluster)
     remedies = [
         {"change": remedy.change, "iteration_time_s": remedy.iteration_time_s}
         for remedy in result.remedies
@@ -68,7 +74,7 @@ def row(
         "reason": "; ".join(map(str, result.reasons)) or None,
         "launchable": result.launchable,
         "failure_probability": result.failure_probability,
-        "lower_bound_s": result.lower_bound_s,
+        "lower_bound_s": shown_bound_s(result.lower_bound_s, result.iteration_time_s),
         "cost": None if result.cost is None else result.cost.to_json(),
         "memory_bytes": None if planner is None else _memory(planner, result.strategy),
         "tokens_per_s": result.tokens_per_s,
@@ -76,8 +82,30 @@ def row(
         "mfu": result.mfu,
         "training": training_needs(result, experiment.tokens),
         "warnings": list(result.warnings),
+        **({"idle_devices": idle} if idle else {}),
         **({"remedies": remedies} if remedies else {}),
     }
+
+
+def shown_bound_s(bound_s: float | None, time_s: float) -> float | None:
+    """Return a lower bound on a time; None where it is too far below it to say anything."""
+    return bound_s if bound_s is not None and bound_s >= _LEAST_BOUND * time_s else None
+
+
+def idle_devices(strategy: Strategy, cluster: Cluster) -> dict[str, int]:
+    """Count the devices that a strategy leaves idle, by their names."""
+    used = set(strategy.placement)
+    if len(used) == cluster.num_devices:
+        return {}
+    nodes = (node for index, node in enumerate(cluster.node_of_device) if index not in used)
+    return dict(Counter(cluster.nodes[node].device.name for node in nodes))
+
+
+def idle_text(idle: Mapping[str, int]) -> str:
+    """Name the devices that a strategy leaves idle: ``2 x A100-40, 1 x T4 idle``."""
+    return (
+        f"{', '.join(f'{number} x {name}' for name, number in idle.items())} idle" if idle else ""
+    )
 
 
 def _memory(planner: Planner, strategy: Strategy) -> list[dict[str, int]] | None:
@@ -122,6 +150,8 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "memory_bytes":
             names = value[0] if value else ()
             flat |= {f"memory_{name}": _cell([item[name] for item in value]) for name in names}
+        elif key == "idle_devices":
+            flat[key] = sum(value.values())
         elif key == "remedies":
             flat[key] = "; ".join(remedy["change"] for remedy in value)
         else:

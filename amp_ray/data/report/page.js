@@ -22,6 +22,7 @@ const percent = (fraction) => fraction === null || fraction === undefined ? "-"
 const fullest = (row) => row.peak_memory_bytes && row.memory_limit_bytes
   ? most(row.peak_memory_bytes.map((peak, stage) => peak / row.memory_limit_bytes[stage])) : null;
 const plan = (row) => data.names[row.id];
+const idle = (row) => Object.values(row.idle_devices || {}).reduce((one, other) => one + other, 0);
 const section = (id) => {
   const found = document.getElementById(id);
   found.hidden = false;
@@ -158,6 +159,7 @@ const COLUMNS = [
   ["memory %", fullest, (row) => fullest(row) === null ? "-" : number(100 * fullest(row), 3)],
   ["risk %", (row) => row.failure_probability, (row) => percent(row.failure_probability)],
   ["cost/iter", (row) => row.cost && row.cost.per_iteration, (row) => row.cost ? number(row.cost.per_iteration) : "-"],
+  ["idle", idle, (row) => idle(row) || "-"],
   ["where the time goes", null, null],
   ["why not", (row) => row.reason, (row) => row.reason || "", "text"],
 ].filter(([name, , shown]) => (name === "where the time goes" ? data.rows.some((row) => row.breakdown_s)

@@ -71,6 +71,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_PRECISION_FLAGS[experiment.precision],
         *_format_flags(traits.formats.kept),
         *_zero_flags(strategy, traits.name),
+        *_offload_flags(traits, sum(blocks)),
     )
 
 
@@ -159,6 +160,13 @@ def _format_flags(kept: Mapping[str, str]) -> list[str]:
         flags += ["--use-precision-aware-optimizer"]
         flags += [word for flag, name in pairs for word in (f"--{flag}", name)]
     return flags
+
+
+def _offload_flags(traits: RuntimeTraits, num_blocks: int) -> list[str]:
+    number = traits.offloaded_blocks
+    if number >= num_blocks:
+        raise ValueError(f"Megatron offloads fewer than its {num_blocks} blocks, found {number}")
+    return ["--cpu-offloading-num-layers", str(number)] if number else []
 
 
 def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:

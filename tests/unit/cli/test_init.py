@@ -14,6 +14,7 @@ PUBLISHED = {
     "mixtral-8x7b": "46.7b",
     "qwen3-30b-a3b": "30.5b",
     "qwen3-235b-a22b": "235b",
+    "gpt-oss-120b": "116.8b",
     "deepseek-v3": "682.5b",  # 671 without its module for one more token
 }
 """Parameters as their reports and model cards state them, where a name says less."""
@@ -54,6 +55,13 @@ def test_a_plan_follows(amp_ray: Run, tmp_path: Path) -> None:
     path = tmp_path / "my first.yaml"
     amp_ray("init", "-o", path, *NODES, "--model", "gpt2-1.5b", "--batch", "64")
     assert amp_ray("plan", path, "--json").json["num_feasible"] > 0
+    assert amp_ray("plan", path).out.startswith("my first: gpt2-1.5b, 1.56 billion parameters")
+
+
+def test_help_leaves_out_programs_of_past_years(amp_ray: Run) -> None:
+    shown = amp_ray("init", "--help").out
+    assert "|torch|...]" in shown
+    assert "2022" not in shown
 
 
 def test_one_node_needs_no_network(amp_ray: Run, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_pass_takes_at_least_as_long_as_its_share_of_the_transfers_to_the_host
     offloads = replace(
         costs,
         model=replace(model, layers=(heavy,) * 4),
-        traits=replace(costs.traits, offloaded_blocks=2),
+        traits=replace(costs.traits, offloads_activations=True, offloaded_blocks=2),
     )
     for rate, expected in ((1e30, (1.0, 2.0)), (2000.0, (1.5, 2.0)), (1000.0, (3.0, 3.0))):
         device = replace(rank.device, host_bytes_per_s=rate)

@@ -319,12 +319,13 @@ def test_activations_of_offloaded_blocks_wait_in_the_hosts_memory(
 ) -> None:
     bounds = (0, 4)
     (kept, less), (most, _) = (
-        peaks(bounds, offloaded_blocks=number) + peaks(bounds, offloaded_blocks=number + 1)
+        peaks(bounds, offloads_activations=True, offloaded_blocks=number)
+        + peaks(bounds, offloads_activations=True, offloaded_blocks=number + 1)
         for number in (0, 4)
     )
     assert kept == less  # one block's are on their way
     assert kept - most == 3 * layers.kept_bytes(block, "none")
-    offloads = replace(layers.traits, offloaded_blocks=2)
+    offloads = replace(layers.traits, offloads_activations=True, offloaded_blocks=2)
     assert offloads.why_no_grid(1, 1) is None
     assert "without a pipeline" in (offloads.why_no_grid(1, 2) or "")
 

@@ -511,6 +511,29 @@ def test_kept_formats_are_told_and_read_or_refused() -> None:
     assert any("grad_reduce_in_fp32=False" in note for note in notes)
 
 
+def test_offloaded_blocks_are_told_and_read_or_refused() -> None:
+    base = experiment(keys=BF16 + "traits: {offloaded_blocks: 2}\n")
+    plan = strategy((0, 9))
+    text = text_of(megatron_script(chosen(plan, base)))
+    assert pairs_of(words_of(text))["cpu-offloading-num-layers"] == "2"
+    assert strategy_of(text, base)["pp"] == 1
+    with pytest.raises(InputError, match=r"add --set traits\.offloaded_blocks=2"):
+        strategy_of(text)
+    without = text.replace("--cpu-offloading-num-layers 2", "--cpu-offloading-num-layers 0")
+    assert strategy_of(without)["pp"] == 1
+    with pytest.raises(InputError, match="layers 0; the experiment has 2"):
+        strategy_of(without, base)
+    overrides = text_of(bridge_overrides(chosen(plan, base)))
+    assert "model.cpu_offloading=true" in overrides
+    assert "model.cpu_offloading_num_layers=2" in overrides
+    for write in (nanotron_config, accelerate_config, titan_config):
+        with pytest.raises(ValueError, match="cannot be told offloaded_blocks 2"):
+            write(chosen(plan, base))
+    most = experiment(keys=BF16 + "traits: {offloaded_blocks: 6}\n")
+    with pytest.raises(ValueError, match="offloads fewer than its 6 blocks, found 6"):
+        megatron_script(chosen(plan, most))
+
+
 def test_layouts_are_unrolled_as_megatron_does() -> None:
     assert parse_layout("Et*3|(tt|)*2,tL") == [3, 2, 2, 1]
     assert parse_layout("E|t*2L") == [0, 2]

@@ -190,7 +190,16 @@ def test_rates_may_be_given_in_bytes() -> None:
     with pytest.raises(InputError, match="found inter_gbit_per_s and inter_gbyte_per_s"):
         one("inter_gbit_per_s: 400, inter_gbyte_per_s: 50")
     with pytest.raises(InputError, match=r"inter_gbit_per_s is missing \(or inter_gbyte_per_s\)"):
-        one("intra_gbyte_per_s: 100")
+        one("intra_gbyte_per_s: 100, count: 2")
+
+
+def test_one_node_or_rack_needs_no_rate_of_a_network() -> None:
+    assert one("count: 1").inter.bandwidth_bytes_per_s > 0
+    rack = "    - {{device: GB200, slots: 4, count: {}}}\n"
+    assert len(cluster(rack.format(18)).nodes) == 1
+    for nodes in (rack.format(19), 2 * rack.format(1)):
+        with pytest.raises(InputError, match="the line rate of all network interfaces of a node"):
+            cluster(nodes)
 
 
 def test_a_rate_below_a_quarter_of_the_boards_is_named() -> None:

@@ -288,6 +288,16 @@ def test_modules_for_more_tokens_are_trained_unless_the_file_says_otherwise() ->
     assert model_shape(section, json.dumps(DEEPSEEK_V3)).mtp_layers == 0
 
 
+def test_a_model_is_named_by_the_file_or_else_by_its_configuration() -> None:
+    assert read(MIXTRAL).name == "mixtral"
+    section = ModelSection(config="config.json", name="mine/8x7B")
+    assert model_shape(section, json.dumps(MIXTRAL)) == read(MIXTRAL)
+    assert model_shape(section, json.dumps(MIXTRAL)).name == "mine/8x7B"
+    with pytest.raises(ValueError, match="no control character"):
+        ModelSection(name="\x1b[31m")
+    assert "name" not in read(MIXTRAL).figures()
+
+
 def test_what_is_not_counted_is_told() -> None:
     assert read(GPT_OSS_20B).not_counted[0] == "attention sinks"
     assert read(DEEPSEEK_V3).not_counted == ()

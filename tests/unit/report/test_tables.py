@@ -212,6 +212,11 @@ def test_a_risky_strategy_stands_behind_safe_ones_and_a_note_says_so() -> None:
     assert "strategies with a risk of 10 % or more come after all others" in text
 
 
+def test_a_row_names_the_devices_that_it_leaves_idle() -> None:
+    assert "whole, 3 x T4 idle" in drawn(table(bare(1.0)))
+    assert "idle" not in shown(ranking())
+
+
 def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() -> None:
     plain = bare(1.0, (0, 4, 9))
     turned = replace(plain, strategy=replace(plain.strategy, placement=(2, 0)))
@@ -236,9 +241,9 @@ def test_warnings_are_told_once_and_marked_in_the_rows() -> None:
     warnings = (("all", "x"), ("all", "x", "y"), ("all",))
     lines = drawn(table(*(replace(bare(1.0), warnings=texts) for texts in warnings))).splitlines()
     assert [line.split("1  ")[-1].strip() for line in lines[4:7]] == [
-        "whole (a)",
-        "whole (a) (b)",
-        "whole",
+        "whole (a), 3 x T4 idle",
+        "whole (a) (b), 3 x T4 idle",
+        "whole, 3 x T4 idle",
     ]
     assert all(line in lines for line in ("(a) x", "(b) y", "remark: all"))
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.runtimes.traits import OPTIMIZERS, RUNTIMES, RuntimeTraits, find_optimizer
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.units import PRECISIONS, Precision
 from support.experiments import small_experiment
 
@@ -155,3 +156,11 @@ def test_an_experiment_may_name_every_optimizer(name: str) -> None:
     batch = "global_batch_size: 8"
     experiment = small_experiment((batch, f"optimizer: {name}\n{batch}"))
     assert find_optimizer(experiment.optimizer).name == name
+
+
+def test_only_a_runtime_that_offloads_activations_takes_offloaded_blocks() -> None:
+    with pytest.raises(ValueError, match=r"found offloaded_blocks 2; .* offload: megatron-core"):
+        replace(PLAIN, offloaded_blocks=2)
+    offloads = RUNTIMES["megatron-core"].with_offloaded(2)
+    assert "without recompute" in (offloads.why_no_recompute([FULL]) or "")
+    assert offloads.why_no_recompute([NO_RECOMPUTE]) is None

@@ -5,11 +5,13 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import parse_strategies
+from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.planner import PlannerChoice, PlannerTraits
 from amp_ray.search.ranking import Ranking, is_risky
 from amp_ray.search.run import score_given
-from amp_ray.search.space import candidates_of
+from amp_ray.search.space import candidates_of, searched_dimensions
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import StageOptions, Strategy
@@ -64,6 +66,17 @@ def test_progress_runs_from_none_to_all() -> None:
     )
     assert seen[0] == (0, 16)
     assert seen[-1] == (16, 16)
+
+
+def test_a_plan_has_only_the_dimensions_that_its_planner_chooses() -> None:
+    class Degrees(AmpRayPlanner):
+        traits = PlannerTraits(dimensions=("tp", "dp", "pp"))
+
+    choice = PlannerChoice(name="degrees", planner_class=Degrees)
+    plan = plan_experiment(
+        small_experiment(), choice, workers=ALONE, progress=lambda _done, _total: None
+    )
+    assert set(searched_dimensions(plan.experiment)) == {"tp", "dp", "pp", "micro_batch_size"}
 
 
 def every_cut(planner: AmpRayPlanner, candidate: Candidate) -> list[Estimate]:

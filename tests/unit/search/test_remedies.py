@@ -90,6 +90,17 @@ def test_only_what_the_runtime_can_is_offered(runtime: str) -> None:
         assert not any(change.startswith(("pp", "tp", "cp")) for change in changes)
 
 
+def test_activations_may_wait_in_the_hosts_memory_where_the_runtime_can() -> None:
+    needed = estimate(experiment(80)).peak_memory_bytes[0] / 2**30
+    tight = experiment(needed - 3)
+    added = Remedies(experiment=tight).add(estimate(tight))
+    assert "offloaded_blocks 7" in names(added)
+    again = experiment(needed - 3, TEXT.replace("recompute: none", "recompute: selective"))
+    assert not any(
+        "offload" in name for name in names(Remedies(experiment=again).add(estimate(again)))
+    )
+
+
 def test_only_the_first_rows_have_remedies() -> None:
     tight = experiment(20)
     results = with_remedies(tight, [estimate(tight)] * (NUM_REMEDIES + 1))

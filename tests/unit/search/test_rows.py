@@ -8,7 +8,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
-from amp_ray.search.rows import flat_row, ranking_rows, row
+from amp_ray.search.rows import flat_row, idle_text, ranking_rows, row, shown_bound_s
 from amp_ray.search.space import candidates_of
 from support.experiments import small_experiment
 
@@ -126,6 +126,25 @@ def test_tokens_become_days_hours_and_money() -> None:
     assert entry["training"]["days"] == pytest.approx(iterations * best.iteration_time_s / 86400)
     hours = entry["training"]["days"] * 24 * len(best.strategy.placement)
     assert entry["training"]["device_hours"] == pytest.approx(hours)
+
+
+def test_idle_devices_are_counted_by_board() -> None:
+    found, experiment = ranking()
+    best = found.best
+    assert best is not None
+    assert "idle_devices" not in row(best, 1, experiment)
+    _, larger = ranking(("count: 2", "count: 3"))
+    record = row(best, 1, larger)
+    assert record["idle_devices"] == {"T4": 2}
+    assert idle_text(record["idle_devices"]) == "2 x T4 idle"
+    assert flat_row(record)["idle_devices"] == 2
+
+
+@pytest.mark.parametrize(("bound_s", "shown"), [(None, None), (0.9, None), (1.0, 1.0), (2.0, 2.0)])
+def test_a_bound_below_half_of_the_time_is_left_out(
+    bound_s: float | None, shown: float | None
+) -> None:
+    assert shown_bound_s(bound_s, 2.0) == shown
 
 
 def test_flat_rows_name_the_remedies() -> None:
