@@ -198,6 +198,8 @@ def earliest_starts(
     starts = np.zeros((len(limits), num_layers + 1), np.int64)
     most, at_once = np.zeros(num_layers + 1), np.zeros(num_layers + 1, np.bool_)
     for stage in range(len(limits)):
+        if limits[stage] == np.inf:  # every stage fits; no later one goes on from here
+            continue
         goes_on = _needs_no_more(stages, limits, stage)
         for end in range(1, num_layers + 1):
             first, temporary = end, 0.0

@@ -361,7 +361,10 @@ class GroupsProblem:
             before_s = np.vstack([nothing, least_s[:, ::-1]])
             before_row[inner] = least_row + 1
         first, row = distinct_rows([cut_row, before_row])
-        return behind_s[cut_row[first]], before_s[before_row[first]], row
+        behind_s, before_s = behind_s[cut_row[first]], before_s[before_row[first]]
+        # No stage with a cut reaches these columns; as here, the solver need not try every start
+        behind_s[:, 0], before_s[:, -1] = behind_s[:, 1], before_s[:, -2]
+        return behind_s, before_s, row
 
     @cached_property
     def _prices(self) -> CutPrices:
