@@ -1,20 +1,33 @@
 """``amp-ray``, also as ``python -m amp_ray``: quiet if it is interrupted during startup."""
 
+import logging
 import sys
 
 _INTERRUPTED = 130  # as in `amp_ray.cli.exits`, whose import would be the first to be interrupted
 
-_COMPILING = "amp-ray: compiling, once after an installation: about ten seconds\n"
+_BESIDE = "amp_ray.partition.kernels"  # about half of what a first plan compiles
+
+
+class _Compiling(logging.Handler):
+    """Says what a first run waits for, and uses a second processor meanwhile."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Act on the message that a kernel is about to be compiled."""
+        from amp_ray.jit import compile_beside  # noqa: PLC0415
+
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write(f"amp-ray: {record.getMessage()}\n")
+        compile_beside(_BESIDE)
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     try:
         # A command's imports take most of a second, and Ctrl-C may come meanwhile.
-        if sys.stderr is not None and sys.stderr.isatty():
-            from amp_ray.jit import before_compiling  # noqa: PLC0415
-
-            before_compiling(lambda: sys.stderr.write(_COMPILING))
+        compiling = logging.getLogger("amp_ray.compiling")
+        compiling.setLevel(logging.INFO)
+        compiling.propagate = False
+        compiling.addHandler(_Compiling())
         from amp_ray.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:
         sys.stderr.write("amp-ray: interrupted\n")

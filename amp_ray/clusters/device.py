@@ -21,6 +21,9 @@ need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTor
 _PCIE_4_BYTES_PER_S: Final = 31.5 * GIGA
 """Rate of 16 lanes of PCIe 4 in one direction."""
 
+_HALF_THE_UNITS: Final = (*_NO_FLASH_ATTENTION, "A30", "A100-40", "A100-80")
+"""Boards with 64 units of single precision in a multiprocessor."""
+
 _MEASURED: Final = (
     *("T4", "V100-16", "A100-40", "A100-80", "H100", "H800", "H200", "B200", "B300"),
     *("GB200", "GB300"),
@@ -140,6 +143,18 @@ class Device:
             return TERA * rates[head_size > _SMALL_HEAD]
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
+
+    @property
+    def instructions_per_s(self) -> float | None:
+        """Instructions of threads that all multiprocessors issue; None if unknown.
+
+        Each has four schedulers of 32 threads. From Ampere's gaming boards on it has as many units
+        of single precision, which compute two operations; before, half as many (the architectures'
+        whitepapers).
+        """
+        if self.fp32_flops is None:
+            return None
+        return self.fp32_flops / (1 if self.name in _HALF_THE_UNITS else 2)
 
     @property
     def is_measured(self) -> bool:

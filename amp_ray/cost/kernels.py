@@ -1,18 +1,19 @@
-"""Compiled loops of the cost model: arrays in, numbers out."""
+"""Compiled loops of the cost model: arrays in, numbers out.
+
+Arrays that they write are made by Python, because numba takes long to compile what makes them.
+"""
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.jit import kept
 
-# Called by other kernels only: no wrapper for Python, which makes compiling faster.
-INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Without new arrays, references to arrays need not be counted, which takes time to compile.
+COUNTLESS: dict[str, Any] = {"_nrt": False}
 
 
-@kept("f8(f8[:,::1],f8[:,::1],i8,b1,b1)")
 def time_1f1b(
     passes_s: FloatArray,
     sends_s: FloatArray,
@@ -38,8 +39,21 @@ def time_1f1b(
     Returns:
         Seconds until the last backward pass ends.
     """
-    pp = passes_s.shape[1]
-    clock = np.zeros(pp)
+    clock = np.zeros(passes_s.shape[1])
+    return float(_run_1f1b(passes_s, sends_s, num_micro_batches, blocking, duplex, clock))
+
+
+@kept("f8(f8[:,::1],f8[:,::1],i8,b1,b1,f8[::1])", **COUNTLESS)
+def _run_1f1b(
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    num_micro_batches: int,
+    blocking: bool,  # noqa: FBT001
+    duplex: bool,  # noqa: FBT001
+    clock: FloatArray,
+) -> float:
+    """Run `time_1f1b` from the times of ``clock``, shape ``(pp,)``."""
+    pp = clock.size
     last_turn = num_micro_batches + pp - 2
     for step in range(2 * last_turn + pp + 1):
         for j in range(max(step % 2, step - 2 * last_turn), min(pp, step) + 1, 2):
@@ -64,7 +78,6 @@ def time_1f1b(
     return float(clock[0])
 
 
-@kept()  # compiled when first called: many runtimes never do
 def time_chunks(
     passes_s: FloatArray,
     sends_s: FloatArray,
@@ -88,11 +101,39 @@ def time_chunks(
     Returns:
         Seconds until the last pass of any stage ends.
     """
-    pp, last, total, slices = len(ahead), passes_s.shape[1] - 1, order.shape[1], passes_s.shape[2]
-    clock, pending, end_s = np.zeros(pp), np.zeros(pp), 0.0
-    forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
-    arrived = np.full((2, last + 1, total * pp // (last + 1)), -1.0)
+    pp, num_chunks, total = len(ahead), passes_s.shape[1], order.shape[1]
+    arrived = np.full((2, num_chunks, total * pp // num_chunks), -1.0)
     arrived[0, 0] = 0.0
+    scratch = np.zeros((2, pp)), np.zeros((2, pp), np.int64), arrived
+    return float(_run_chunks(passes_s, sends_s, order, ahead, (blocking, duplex), *scratch))
+
+
+@kept(**COUNTLESS)  # compiled when first called: many runtimes never do
+def _run_chunks(
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    order: IntArray,
+    ahead: IntArray,
+    modes: tuple[bool, bool],
+    clocks: FloatArray,
+    counts: IntArray,
+    arrived: FloatArray,
+) -> float:
+    """Run `time_chunks`.
+
+    Args:
+        passes_s: As in `time_chunks`.
+        sends_s: The same.
+        order: The same.
+        ahead: The same.
+        modes: Its ``blocking`` and ``duplex``.
+        clocks: Shape ``(2, pp)``, zeros. Time of each stage, and seconds of a message that waits.
+        counts: Shape ``(2, pp)``, zeros. Forward and backward passes of each stage so far.
+        arrived: Shape ``(2, num_chunks, num_units)``. When a pass may start; below 0 if unknown.
+    """
+    pp, last, total, slices = len(ahead), passes_s.shape[1] - 1, order.shape[1], passes_s.shape[2]
+    (blocking, duplex), end_s = modes, 0.0
+    clock, pending, forward, backward = clocks[0], clocks[1], counts[0], counts[1]
     num_left = 2 * total * pp
     while num_left > 0:
         before = num_left
@@ -127,7 +168,7 @@ def time_chunks(
     return end_s
 
 
-@kept("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)")
+@kept("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)", **COUNTLESS)
 def peak_with(
     layers: FloatArray,
     stage: FloatArray,
@@ -161,18 +202,13 @@ def peak_with(
     return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
 
 
-@kept("b1(f8[:,::1],f8[::1],i8)")
-def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
-    """Return whether a stage needs no more memory than the one before it with the same layers."""
-    if stage == 0 or limits[stage] < limits[stage - 1]:
-        return False
-    for column in range(stages.shape[1]):
-        if stages[stage, column] > stages[stage - 1, column]:
-            return False
-    return True
+def _needs_no_more(stages: FloatArray, limits: FloatArray) -> BoolArray:
+    """Return whether each stage needs no more memory than the one before it with its layers."""
+    needs = np.zeros(len(limits), np.bool_)
+    needs[1:] = (limits[1:] >= limits[:-1]) & (stages[1:] <= stages[:-1]).all(axis=1)
+    return needs
 
 
-@kept("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])")
 def earliest_starts(
     layers: FloatArray, stages: FloatArray, tied: FloatArray, limits: FloatArray
 ) -> IntArray:
@@ -194,16 +230,31 @@ def earliest_starts(
     Returns:
         Shape ``(num_stages, num_layers + 1)``; the end itself where no stage fits.
     """
+    starts = np.zeros((len(limits), layers.shape[1]), np.int64)
+    goes_on, most = _needs_no_more(stages, limits), np.zeros(layers.shape[1])
+    _fill_starts(layers, stages, tied, limits, goes_on, most, most > 0.0, starts)
+    return starts
+
+
+@kept("(f8[:,::1],f8[:,::1],f8[::1],f8[::1],b1[::1],f8[::1],b1[::1],i8[:,::1])", **COUNTLESS)
+def _fill_starts(
+    layers: FloatArray,
+    stages: FloatArray,
+    tied: FloatArray,
+    limits: FloatArray,
+    goes_on: BoolArray,
+    most: FloatArray,
+    at_once: BoolArray,
+    starts: IntArray,
+) -> None:
+    """Write `earliest_starts`; ``most`` and ``at_once`` are scratch of shape ``(L + 1,)``."""
     num_layers = layers.shape[1] - 1
-    starts = np.zeros((len(limits), num_layers + 1), np.int64)
-    most, at_once = np.zeros(num_layers + 1), np.zeros(num_layers + 1, np.bool_)
     for stage in range(len(limits)):
         if limits[stage] == np.inf:  # every stage fits; no later one goes on from here
             continue
-        goes_on = _needs_no_more(stages, limits, stage)
         for end in range(1, num_layers + 1):
             first, temporary = end, 0.0
-            if goes_on and at_once[end]:
+            if goes_on[stage] and at_once[end]:
                 first, temporary = starts[stage - 1, end], most[end]
             at_once[end] = first < end
             for start in range(first - 1, -1, -1):
@@ -220,7 +271,6 @@ def earliest_starts(
                     break
                 temporary = live
             starts[stage, end], most[end] = first, temporary
-    return starts
 
 
 class PartRows(NamedTuple):
@@ -237,7 +287,6 @@ class PartRows(NamedTuple):
     first_with: IntArray
 
 
-@kept()  # compiled when first called
 def part_starts(
     num_again: int,
     rows: PartRows,
@@ -256,15 +305,31 @@ def part_starts(
         tied: As in `peak_with`.
         limits: As in `earliest_starts`.
     """
+    starts = np.zeros((len(limits), rows.plain.shape[1]), np.int64)
+    goes_on = _needs_no_more(stages, limits) & _needs_no_more(part_stages, limits)
+    at_once = np.zeros(rows.plain.shape[1], np.bool_)
+    _fill_parts(num_again, rows, (stages, part_stages), tied, limits, goes_on, at_once, starts)
+    return starts
+
+
+@kept(**COUNTLESS)  # compiled when first called
+def _fill_parts(
+    num_again: int,
+    rows: PartRows,
+    all_stages: tuple[FloatArray, FloatArray],
+    tied: FloatArray,
+    limits: FloatArray,
+    goes_on: BoolArray,
+    at_once: BoolArray,
+    starts: IntArray,
+) -> None:
+    """Write `part_starts`; ``at_once`` is scratch of shape ``(num_layers + 1,)``."""
     num_layers = rows.plain.shape[1] - 1
-    starts = np.zeros((len(limits), num_layers + 1), np.int64)
     kept, kept_plain = rows.layers[1], rows.plain[1]
-    at_once = np.zeros(num_layers + 1, np.bool_)
+    stages, part_stages = all_stages
     for stage in range(len(limits)):
-        goes_on = _needs_no_more(stages, limits, stage)
-        goes_on = goes_on and _needs_no_more(part_stages, limits, stage)
         for end in range(1, num_layers + 1):
-            first = starts[stage - 1, end] if goes_on and at_once[end] else end
+            first = starts[stage - 1, end] if goes_on[stage] and at_once[end] else end
             at_once[end] = first < end
             for start in range(first - 1, -1, -1):
                 columns, split = stages[stage], end
@@ -284,7 +349,6 @@ def part_starts(
                 elif first < end or peak - spared > limits[stage]:
                     break
             starts[stage, end] = first
-    return starts
 
 
 class LikeBlocks(NamedTuple):
@@ -300,7 +364,6 @@ class LikeBlocks(NamedTuple):
     keeps_ends_once: bool  # whether micro-batches in flight keep no boundaries in addition
 
 
-@kept()  # compiled when first called
 def most_like_blocks(
     stages: FloatArray, block: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
 ) -> IntArray:
@@ -321,9 +384,22 @@ def most_like_blocks(
     Returns:
         Shape ``(pp,)``; -1 where nothing fits.
     """
+    most = np.full(len(stages), -1)
+    _fill_most(stages, block, limit, numbers, most)
+    return most
+
+
+@kept(**COUNTLESS)  # compiled when first called
+def _fill_most(
+    stages: FloatArray,
+    block: LikeBlocks,
+    limit: float,
+    numbers: tuple[int, int, int, int],
+    most: IntArray,
+) -> None:
+    """Write `most_like_blocks`, where anything fits."""
     num_blocks, num_again, chunks, batches = numbers
     pp = len(stages)
-    most = np.full(pp, -1, np.int64)
     for stage in range(pp):
         columns = stages[stage]
         flying = columns[1]
@@ -358,7 +434,6 @@ def most_like_blocks(
             if columns[7] + columns[0] * parameters + columns[8] * live <= limit:
                 most[stage] = number
                 break
-    return most
 
 
 class RankTable(NamedTuple):
@@ -384,7 +459,6 @@ class LinkTable(NamedTuple):
     inter_step_s: FloatArray
 
 
-@kept()
 def slowest_messages(
     pairs: IntArray, ranks: RankTable, links: LinkTable, num_parts: int
 ) -> FloatArray:
@@ -406,70 +480,86 @@ def slowest_messages(
         rank, latency, seconds per byte of a unit, seconds per byte of a message.
     """
     slowest = np.zeros((len(pairs), num_parts, 4))
-    for index in range(len(pairs)):
-        messages = _messages(pairs[index, 0], pairs[index, 1], ranks)
-        _meet(messages, links, slowest[index])
+    num_ranks = ranks.first_node[1:] - ranks.first_node[:-1]
+    num_ends = ranks.first_end[1:] - ranks.first_end[:-1]  # one more than dp
+    pieces = np.lcm(*(num_ranks // (num_ends - 1))[pairs].T)  # no rank's part is split
+    messages = np.empty(((pieces * num_ends[pairs].sum(axis=1)).max(initial=0), 5), np.int64)
+    loads = np.empty((4, max(num_ranks.max(), links.kind_of_node.size), 2))
+    _fill_slowest(pairs, pieces, ranks, links, messages, loads, slowest)
     return slowest
 
 
-@numba.njit(**INNER)
-def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
-    """Return rows of sender, receiver, their nodes, samples and part of every message."""
-    first, second = ranks.first_node[left], ranks.first_node[right]
-    ends = ranks.ends[ranks.first_end[left] : ranks.first_end[left + 1]]
-    next_ends = ranks.ends[ranks.first_end[right] : ranks.first_end[right + 1]]
-    tp = (ranks.first_node[left + 1] - first) // (ends.size - 1)
-    next_tp = (ranks.first_node[right + 1] - second) // (next_ends.size - 1)
-    pieces = tp  # the least common multiple: no rank's part is split
-    while pieces % next_tp:
-        pieces += tp
-    rows = np.empty(((ends.size + next_ends.size) * pieces, 6), np.int64)
-    size, j = 0, 0
-    for i in range(ends.size - 1):
-        part = ranks.parts[ranks.first_end[left] + i]
-        while next_ends[j + 1] <= ends[i]:
-            j += 1
-        k = j
-        while k < next_ends.size - 1 and next_ends[k] < ends[i + 1]:
-            samples = min(ends[i + 1], next_ends[k + 1]) - max(ends[i], next_ends[k])
-            for piece in range(pieces):
-                a, b = i * tp + piece * tp // pieces, k * next_tp + piece * next_tp // pieces
-                rows[size, 0], rows[size, 1] = a, b
-                rows[size, 2], rows[size, 3] = ranks.nodes[first + a], ranks.nodes[second + b]
-                rows[size, 4], rows[size, 5] = samples, part
-                size += 1
-            k += 1
-    return rows[:size]
+@kept(**COUNTLESS)  # compiled when first called
+def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
+    pairs: IntArray,
+    pieces: IntArray,
+    ranks: RankTable,
+    links: LinkTable,
+    messages: IntArray,
+    loads: FloatArray,
+    slowest: FloatArray,
+) -> None:
+    """Write `slowest_messages`.
 
-
-@numba.njit(**INNER)
-def _meet(messages: IntArray, links: LinkTable, slowest: FloatArray) -> None:
-    """Write the slowest message of each part; arrays as in `slowest_messages`."""
-    # Units and messages: of each sender, of each receiver, out of each node, into each node.
-    # The last message goes from the last rank of its stage to the last rank of the other.
-    num_ranks = max(messages[-1, 0], messages[-1, 1]) + 1
-    loads = np.zeros((4, max(num_ranks, links.kind_of_node.size), 2))
-    for message in range(len(messages)):
-        source, target = messages[message, 2], messages[message, 3]
-        for kind in range(2):
-            units = messages[message, 4] if kind == 0 else 1
-            for end in range(2):
-                loads[end, messages[message, end], kind] += units
+    Args:
+        pairs: As in `slowest_messages`.
+        pieces: Shape ``(num_cuts,)``. Pieces of a sample's tensor across each cut.
+        ranks: As in `slowest_messages`.
+        links: The same.
+        messages: Scratch with a row for each message of a cut: sender, receiver, their nodes,
+            samples and part.
+        loads: Scratch of shape ``(4, num_ranks_or_nodes, 2)``: units and messages of each sender,
+            of each receiver, out of each node, into each node.
+        slowest: Zeros, overwritten with the result.
+    """
+    nodes, ends, first_node, first_end = ranks.nodes, ranks.ends, ranks.first_node, ranks.first_end
+    for index in range(len(pairs)):
+        for end in range(4):
+            for place in range(loads.shape[1]):
+                loads[end, place, 0] = loads[end, place, 1] = 0.0
+        left, right = pairs[index, 0], pairs[index, 1]
+        begin, stop = first_end[left], first_end[left + 1] - 1
+        j, next_stop = first_end[right], first_end[right + 1] - 1
+        tp = (first_node[left + 1] - first_node[left]) // (stop - begin)
+        next_tp = (first_node[right + 1] - first_node[right]) // (next_stop - j)
+        next_begin, size = j, 0
+        for i in range(begin, stop):
+            while ends[j + 1] <= ends[i]:
+                j += 1
+            k = j
+            while k < next_stop and ends[k] < ends[i + 1]:
+                samples = min(ends[i + 1], ends[k + 1]) - max(ends[i], ends[k])
+                for piece in range(pieces[index]):
+                    a = (i - begin) * tp + piece * tp // pieces[index]
+                    b = (k - next_begin) * next_tp + piece * next_tp // pieces[index]
+                    source, target = nodes[first_node[left] + a], nodes[first_node[right] + b]
+                    message = messages[size]
+                    message[0], message[1], message[2], message[3] = a, b, source, target
+                    message[4] = ranks.parts[i]
+                    size += 1
+                    for kind in range(2):
+                        units = samples if kind == 0 else 1
+                        loads[0, a, kind] += units
+                        loads[1, b, kind] += units
+                        if source != target:
+                            loads[2, source, kind] += units
+                            loads[3, target, kind] += units
+                k += 1
+        for number in range(size):
+            message = messages[number]
+            a, b, source, target = message[0], message[1], message[2], message[3]
+            worst = slowest[index, message[4]]
+            worst[0] = max(worst[0], loads[0, a, 1], loads[1, b, 1])
+            one, other = links.kind_of_node[source], links.kind_of_node[target]
+            step_s = links.intra_step_s[one] if source == target else links.inter_step_s[one, other]
+            worst[1] = max(worst[1], step_s)
+            rank_rate = min(links.intra_bytes_per_s[one], links.intra_bytes_per_s[other])
+            num_hosts = max(links.num_hosts[one], links.num_hosts[other])
+            for kind in range(2):
+                of_rank = max(loads[0, a, kind], loads[1, b, kind])
+                seconds = of_rank / rank_rate
                 if source != target:
-                    loads[2 + end, messages[message, 2 + end], kind] += units
-    for message in range(len(messages)):
-        a, b, part = messages[message, 0], messages[message, 1], messages[message, 5]
-        source, target = messages[message, 2], messages[message, 3]
-        slowest[part, 0] = max(slowest[part, 0], loads[0, a, 1], loads[1, b, 1])
-        one, other = links.kind_of_node[source], links.kind_of_node[target]
-        step_s = links.intra_step_s[one] if source == target else links.inter_step_s[one, other]
-        slowest[part, 1] = max(slowest[part, 1], step_s)
-        rank_rate = min(links.intra_bytes_per_s[one], links.intra_bytes_per_s[other])
-        num_hosts = max(links.num_hosts[one], links.num_hosts[other])
-        for kind in range(2):
-            of_rank = max(loads[0, a, kind], loads[1, b, kind])
-            seconds = of_rank / rank_rate
-            if source != target:
-                shared = max(loads[2, source, kind], loads[3, target, kind], of_rank * num_hosts)
-                seconds = max(seconds, shared / links.inter_bytes_per_s[one, other])
-            slowest[part, 2 + kind] = max(slowest[part, 2 + kind], seconds)
+                    of_node = max(loads[2, source, kind], loads[3, target, kind])
+                    shared = max(of_node, of_rank * num_hosts)
+                    seconds = max(seconds, shared / links.inter_bytes_per_s[one, other])
+                worst[2 + kind] = max(worst[2 + kind], seconds)

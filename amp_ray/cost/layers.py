@@ -26,7 +26,15 @@ from amp_ray.cost.collective import (
     start_s,
     taken_share,
 )
-from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases, looped_kernels, stream_s
+from amp_ray.cost.roofline import (
+    Phases,
+    Rank,
+    device_phases,
+    gemm_phases,
+    is_cast,
+    looped_kernels,
+    stream_s,
+)
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
@@ -394,10 +402,11 @@ class LayerWork:
         widens = self.traits.accumulates_alone(rank.precision)
         held = len(self.layer.weights) if widens else 0
         routing = self.traits.routing_launches if self.layer.exchanges else 0
+        casts = sum(is_cast(op, rank) for op in self.layer.gemms)
         if not rank.sequence_parallel:
-            return routing, held
+            return routing + casts, held + casts
         forward, backward = self._collectives(rank)
-        return forward + routing, backward + held
+        return forward + routing + casts, backward + held + casts
 
     def _loops_s(self, rank: Rank) -> tuple[float, float]:
         """Return host seconds of both passes for kernels that a compiled loop launches.

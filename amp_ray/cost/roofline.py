@@ -54,6 +54,15 @@ PAD_BYTES: Final = 4
 before the first product, and back after the second, in both passes (Transformer Engine's
 `Fp8Padding` and `Fp8Unpadding`, in Megatron-core's `TEGroupedMLP`)."""
 
+ADDRESS_INSTRUCTIONS: Final = 50
+"""Instructions with which a kernel of PyTorch finds, loads, processes and stores an element of a
+strided or repeated tensor in half precision, one by one: negation 42, comparison 46, clamp 48,
+product 52, choice 55 in two dimensions; in three 12 to 15 more. Read off the machine code of torch
+2.11 for compute capability 10.0 along the path of these shapes."""
+
+ADDRESSED_BYTES: Final = 4
+"""Traffic of such an element: read and written."""
+
 BACKWARD_KERNELS_PER_FORWARD: Final = 2
 """Gradients of the input and of the weight."""
 
@@ -228,6 +237,12 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     )
 
 
+def is_cast(gemm: Gemm, rank: Rank) -> bool:
+    """Return whether the host casts an operand of a product in each pass, outside of loops."""
+    in_fp8 = rank.precision == "fp8" and gemm.has_weight and not gemm.keeps_precision
+    return in_fp8 and not (gemm.is_expert and rank.expert_streams)
+
+
 def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:
     """Return the kernels of both passes that the host launches expert by expert."""
     if not (gemm.is_expert and rank.expert_streams):
@@ -365,11 +380,27 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         rank.device,
         constants,
     )
+    if any(op.addressed):
+        beyond_s = samples * addressed_s(rank.device, constants)
+        forward_s += op.addressed[0] * beyond_s
+        backward_s += op.addressed[1] * beyond_s
     if op.flops:
         busy_s = samples * op.flops / attention_rate(op, rank.beside_fp8, constants)
         forward_s = max(forward_s, busy_s)
         backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS / FUSED_BACKWARD_RATE * busy_s)
     return Phases(forward_s=forward_s, backward_s=backward_s)
+
+
+def addressed_s(device: Device, constants: Constants) -> float:
+    """Return seconds of an element beyond its traffic in kernels that address elements one by one.
+
+    A device issues a limited number of instructions per second. Where its memory is faster
+    (Blackwell), they decide.
+    """
+    if device.instructions_per_s is None:
+        return 0.0
+    traffic_s = stream_s(ADDRESSED_BYTES, 0, device, constants)
+    return max(0.0, ADDRESS_INSTRUCTIONS / device.instructions_per_s - traffic_s)
 
 
 def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -102,23 +101,6 @@ class PublishedProfile:
         name = device.name.casefold()
         return names.get(name) or names.get(name.partition("-")[0])
 
-    def entry(self, kind: str, tp: int, size: int) -> PublishedEntry | None:
-        """Return an entry, interpolated between two micro-batch sizes if it was not measured.
-
-        Times and memory are nearly affine in the micro-batch size, so each value is interpolated
-        linearly between its neighbours. Nothing is extrapolated: the result is None outside the
-        measured sizes, and at a tp without measurements.
-        """
-        measured = self.entries.get((kind, tp, size))
-        if measured is not None:
-            return measured
-        around = [pair for pair in pairwise(self.sizes(kind, tp)) if pair[0] < size < pair[1]]
-        if not around:
-            return None
-        low, high = around[0]
-        weight = (size - low) / (high - low)
-        return _between(self.entries[kind, tp, low], self.entries[kind, tp, high], weight)
-
 
 def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ...] | None:
     """Return the layers of a model that each layer of a published chain represents.
@@ -158,18 +140,4 @@ def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]
         (kind, tp, tuple(sorted(every - sizes)))
         for (kind, tp), sizes in sorted(sizes_of.items())
         if every - sizes
-    )
-
-
-def _between(low: PublishedEntry, high: PublishedEntry, weight: float) -> PublishedEntry:
-    """Interpolate every value of two entries linearly."""
-    whole = None
-    if low.forward_backward_s is not None and high.forward_backward_s is not None:
-        whole = low.forward_backward_s + weight * (high.forward_backward_s - low.forward_backward_s)
-    linear = {
-        name: getattr(low, name) + weight * (getattr(high, name) - getattr(low, name))
-        for name in ("layer_s", "layer_memory_bytes", "optimizer_s", "batch_generator_s")
-    }
-    return PublishedEntry(
-        layer_parameter_bytes=low.layer_parameter_bytes, forward_backward_s=whole, **linear
     )

@@ -234,15 +234,15 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
 
 
 def strategy_from_json(
-    record: Mapping[str, Any], cluster: Cluster, *, file: str = "strategy", zero: Zero = NO_ZERO
+    record: Mapping[str, Any], cluster: Cluster, *, file: str = "strategy"
 ) -> Strategy:
     """Read a STRATEGY object; the inverse of ``strategy_to_json`` on the same cluster.
 
-    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order; without
-    ``zero_stage``, the argument ``zero`` applies. Contradictory keys are refused.
+    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order. Contradictory
+    keys are refused.
     """
     document = Document(file=file, values=record)
-    return _strategy(validate(StrategyRecord, document), cluster, Where(file=file), zero)
+    return _strategy(validate(StrategyRecord, document), cluster, Where(file=file), NO_ZERO)
 
 
 def _strategy(record: StrategyRecord, cluster: Cluster, where: Where, zero: Zero) -> Strategy:

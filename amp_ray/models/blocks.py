@@ -36,10 +36,19 @@ kernels of the forward pass: ``t * cos + rotate_half(t) * sin``, joined with the
 rotated (Megatron-core 0.16, `_apply_rotary_pos_emb_bshd`, which it uses where YaRN's factor is not
 1). Counted by running it under torch's TorchDispatchMode: 24.5 and 28.5 bytes in bf16."""
 
+ROTATION_ADDRESSED: Final = 4.7
+"""Elements that these kernels address one by one, in both passes, for each rotated element (see
+`addressed_s`): both products, in three dimensions, 132 instructions, the negated half 21, and
+joining the halves, one of them strided, 80."""
+
 CLAMPS: Final = (8, 15, 3)
 """The same for each element of the result of a gated activation whose inputs are clamped first:
 ``cat(gate.clamp(max), other.clamp(min, max))`` (Megatron-core 0.16,
 `weighted_bias_quick_geglu_impl`, outside of its compiled kernels). 16 and 30 bytes in bf16."""
+
+CLAMPS_ADDRESSED: Final = (2, 5)
+"""Elements that these kernels address one by one: the halves are strided, so both clamps and, in
+the backward pass, three comparisons and two choices between a gradient and zero."""
 
 ADDED_PER_STEP: Final = 3
 """Elements read and written to combine the results of two ring steps, per element."""
@@ -249,10 +258,12 @@ def rotary(width: Width, rotated: int, *, scaled: bool = False) -> Elementwise:
     Kernels that rotate in one pass do not scale; separate ones are `SCALED_ROTATION`.
     """
     forward, backward, kernels = SCALED_ROTATION if scaled else (2, 2, 1)
+    addressed = ROTATION_ADDRESSED * rotated if scaled else 0.0
     return Elementwise(
         name="rotary",
         forward_elements=forward * rotated,
         backward_elements=backward * rotated,
+        addressed=(addressed, addressed),
         num_kernels=2 * kernels,
         sharded=width.shards_heads,
     )
@@ -366,16 +377,19 @@ def gelu(inner: int, *, fused: bool) -> Elementwise:
     )
 
 
-def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
+def gated(name: str, inner: int, *, fused: bool = False, is_weighed: bool = False) -> Elementwise:
     """Return the activation of one half of the inner width, times the other half.
 
-    If fused, one kernel reads both halves (backward: and the gradient) and saves only them.
+    If fused, one kernel reads both halves (backward: and the gradient) and saves only them. Where
+    the router's weight multiplies the result, another one reads them again for the gradient of that
+    weight: a sum, which torch.compile does not join with a kernel of the width of both halves
+    (Megatron-core 0.16, `weighted_swiglu_back`; torch 2.13, `cat` in _inductor/lowering.py).
     """
     if fused:
         return Elementwise(
             name=name,
             forward_elements=3 * inner,
-            backward_elements=5 * inner,
+            backward_elements=(8 if is_weighed else 5) * inner,
             sharded=True,
             saved_elements=2 * inner,
         )
@@ -396,6 +410,7 @@ def clamps(inner: int) -> Elementwise:
         name="clamps",
         forward_elements=forward * inner,
         backward_elements=backward * inner,
+        addressed=(CLAMPS_ADDRESSED[0] * inner, CLAMPS_ADDRESSED[1] * inner),
         num_kernels=kernels,
         sharded=True,
         saved_elements=2 * inner,

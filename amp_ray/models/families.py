@@ -254,7 +254,12 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
             attended = (*attended, head_norms(block_width))
     experts = None
     if has_experts:
-        activation = gated("activation", 1, fused=block_width.fused_pointwise)
+        activation = gated(
+            "activation",
+            1,
+            fused=block_width.fused_pointwise,
+            is_weighed=block_width.weighs_activations,
+        )
         before = (clamps(1),) if shape.clamped_activation else ()
         experts = _experts(shape, (*before, activation), is_gated=True)
     feed_forward: tuple[Operator, ...] = ()

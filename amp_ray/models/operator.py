@@ -84,6 +84,8 @@ class Elementwise:
     name: str
     forward_elements: float  # elements read and written in the forward pass, per sample
     backward_elements: float  # the same in the backward pass
+    # Elements that its kernels address one by one in both passes, per sample; see `addressed_s`
+    addressed: tuple[float, float] = (0.0, 0.0)
     flops: float = 0.0  # operations of matrix units in the forward pass, per sample
     rate_fraction: float = 1.0  # their rate relative to matrix products
     head_size: int = 0  # of fused attention, whose rate on some boards was measured
@@ -132,7 +134,8 @@ BIAS_ELEMENTS: Final = (14, 20)
 of a result: ``cat([t + b * p for each expert])`` of results t, biases b and probabilities p. All
 but t, b and the result are in single precision, as p is (Megatron-core 0.16,
 `TEGroupedMLP._apply_bias`). In bytes: the product 4, the sum 10, joining 8, rounding 6; backward 6
-for the gradient in single precision, 6 for that of t, 12 each for those of b and p, 4 to join."""
+for the gradient in single precision, 6 for that of t, 12 each for those of b and p, 4 to join. The
+product addresses its elements one by one."""
 
 ROUTER_KERNELS = 6
 """Kernels of the router: softmax, top-k, counts per expert, sorting."""
@@ -272,6 +275,7 @@ class Experts:
                     name=f"experts-{op.name}",
                     forward_elements=op.forward_elements * inner,
                     backward_elements=op.backward_elements * inner,
+                    addressed=(op.addressed[0] * inner, op.addressed[1] * inner),
                     saved_elements=op.saved_elements * inner,
                     sharded=True,
                 )
@@ -296,6 +300,7 @@ class Experts:
             name="experts-bias",
             forward_elements=forward,
             backward_elements=backward,
+            addressed=(rows * self.hidden, 0.0),
             num_kernels=2 * num_experts + 2,
             sharded=sharded,
         )

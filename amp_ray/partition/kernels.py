@@ -9,14 +9,16 @@ so one bound costs O(options x layers). Layer counts that cannot lead to an end 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import float64, int64, njit
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept
+from amp_ray.jit import kept, tuple_type
 
-# Python calls only the kernels without an underscore. So only these get wrappers and files in the
-# on-disk cache, which more than halves the time to compile.
-INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
+# Numba compiles each function alone, and again where it is called. So there are few of them. Python
+# calls only those without an underscore, which alone get wrappers and files in the on-disk cache.
+# They allocate nothing, so references to arrays need not be counted, which takes time to compile.
+OUTER: dict[str, Any] = {"nogil": True, "_nrt": False}
+INNER: dict[str, Any] = {**OUTER, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class Programme(NamedTuple):
@@ -84,7 +86,14 @@ class StepEndArrays(NamedTuple):
     least_s: FloatArray  # shape ``(B,)``. Lower bound of the term in any chain.
 
 
-@kept(nogil=True)
+# The fields' types, in order. With them a kernel is compiled where it stands: after its helpers.
+_PROGRAMME = tuple_type(
+    Programme, "f2r f2 f2 f2 i2 i1r i2 i1 i1 f1 f2 f2 b1 i1 i1 i1 i1 i1 f1 b1 i1 i1"
+)
+_SCRATCH = tuple_type(Scratch, "i2 i1 i1 i1 f2 i2 i2 i1 f1 i1 i1")
+
+
+@kept((int64[::1],) * 4, **OUTER)
 def count_stages(
     option_from: IntArray, option_to: IntArray, fewest: IntArray, most: IntArray
 ) -> None:
@@ -104,7 +113,120 @@ def count_stages(
         most[state] = max(most[state], most[to_state] - 1)
 
 
-@kept(nogil=True)
+@njit(**INNER)
+def _fill_first(cap_s: float, programme: Programme, scratch: Scratch) -> float:
+    """Fill the first start that the cap admits, per class and end, with two pointers.
+
+    Then fill the fewest layers per state that can reach the end; return the next useful cap.
+    """
+    num_classes, width = programme.class_start_s.shape
+    admissible, first, num_layers = scratch.admissible, scratch.first, width - 1
+    start_s, end_s = programme.class_start_s, programme.class_end_s
+    for row in range(num_classes):
+        overhead_s, start = programme.class_overhead_s[row], 0
+        for end in range(1, width):
+            while start < end and (end_s[row, end] - start_s[row, start]) + overhead_s > cap_s:
+                start += 1
+            admissible[row, end] = start
+    next_cap_s = np.inf
+    for state in range(first.size):
+        first[state] = num_layers if programme.is_final[state] else num_layers + 1
+    for option in range(programme.option_to.size - 1, -1, -1):
+        end, state = first[programme.option_to[option]], programme.option_from[option]
+        if end > num_layers:
+            continue
+        row = programme.option_class[option]
+        by_cap = admissible[row, end]
+        by_memory = programme.earliest_floor[programme.option_memory[option], end]
+        if by_cap > by_memory:
+            refused_s = end_s[row, end] - start_s[row, by_cap - 1]
+            next_cap_s = min(next_cap_s, refused_s + programme.class_overhead_s[row])
+        start = max(by_cap, by_memory, programme.fewest[state])
+        if start < num_layers:
+            first[state] = min(first[state], start)
+    return next_cap_s
+
+
+@njit(**INNER)
+def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:  # noqa: C901, PLR0912, PLR0915 - as above
+    """Fill the cheapest sums from state 0 forwards, where the end can be reached.
+
+    Each option appends a stage. If the cap admits a window of starts per end, a queue holds starts
+    with ascending keys. Its head moves without removing entries, and may move back, because memory
+    limits need not be monotone. Otherwise the cap is checked at every start. Ties are broken by the
+    earliest start, then the first option.
+    """
+    low, high, cost_s = scratch.low, scratch.high, scratch.cost_s
+    queue_start, queue_key_s = scratch.queue_start, scratch.queue_key_s
+    for state in range(low.size):
+        low[state], high[state] = cost_s.shape[1], -1
+        for end in range(scratch.first[state], programme.most[state] + 1):
+            cost_s[state, end] = np.inf
+    low[0] = high[0] = 0
+    cost_s[0, 0] = 0.0
+    for option in range(programme.option_to.size):
+        state, to_state = programme.option_from[option], programme.option_to[option]
+        begin, stop = max(scratch.first[to_state], low[state] + 1), programme.most[to_state] + 1
+        if high[state] < 0 or begin >= stop:
+            continue
+        row, memory = programme.option_class[option], programme.option_memory[option]
+        prefix_s = programme.time_prefix_s[programme.class_time[row]]
+        cut_s, from_s = programme.cut_time_s[programme.option_cut[option]], cost_s[state]
+        bottleneck = programme.class_bottleneck[row]
+        overhead_s, fixed_s = programme.class_overhead_s[row], programme.option_fixed_s[option]
+        pushed, head, size = max(low[state], scratch.admissible[row, begin]), 0, 0
+        for end in range(begin, stop):
+            latest = min(programme.latest_start[end], high[state])
+            first = scratch.admissible[row, end]
+            if first > high[state]:
+                break
+            first, sum_s, best = max(first, programme.earliest_start[memory, end]), np.inf, 0
+            if programme.class_regular[row]:
+                while pushed <= latest:
+                    if from_s[pushed] < np.inf:
+                        key_s = (from_s[pushed] - prefix_s[pushed]) + cut_s[pushed]
+                        while size > 0 and queue_key_s[size - 1] > key_s:
+                            size -= 1
+                        queue_start[size], queue_key_s[size] = pushed, key_s
+                        size += 1
+                    pushed += 1
+                head = min(head, size)
+                while head > 0 and queue_start[head - 1] >= first:
+                    head -= 1
+                while head < size and queue_start[head] < first:
+                    head += 1
+                if head < size:
+                    best = queue_start[head]
+                    sum_s = ((queue_key_s[head] + prefix_s[end]) + overhead_s) + fixed_s
+            else:
+                end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
+                for start in range(max(first, low[state]), latest + 1):
+                    start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
+                    if from_s[start] < np.inf and (end_s - start_s) + overhead_s <= cap_s:
+                        key_s = (from_s[start] - prefix_s[start]) + cut_s[start]
+                        whole_s = ((key_s + prefix_s[end]) + overhead_s) + fixed_s
+                        if whole_s < sum_s:
+                            sum_s, best = whole_s, start
+            least_s = cost_s[to_state, end]
+            if sum_s < least_s or (
+                sum_s == least_s < np.inf and best < scratch.start[to_state, end]
+            ):
+                cost_s[to_state, end] = sum_s
+                scratch.start[to_state, end], scratch.option[to_state, end] = best, option
+                low[to_state], high[to_state] = min(low[to_state], end), max(high[to_state], end)
+
+
+@njit(**INNER)
+def _bottleneck_s(row: int, start: int, end: int, programme: Programme) -> float:
+    """Return a stage's bottleneck time, with the same operations as `problem.bottleneck_s`."""
+    prefix_s = programme.time_prefix_s[programme.class_time[row]]
+    bottleneck = programme.class_bottleneck[row]
+    end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
+    start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
+    return float((end_s - start_s) + programme.class_overhead_s[row])
+
+
+@kept((float64, _PROGRAMME, _SCRATCH), **OUTER)
 def cheapest_chain(
     cap_s: float, programme: Programme, scratch: Scratch
 ) -> tuple[float, float, int, float]:
@@ -119,175 +241,18 @@ def cheapest_chain(
         ``(sum_s, slowest_s, num_stages, next_cap_s)``. Without a chain the sum is infinite and
         ``next_cap_s > cap_s`` is a cap below which none exists.
     """
-    _fill_admissible(cap_s, programme, scratch)
-    next_cap_s = _fill_first(programme, scratch)
+    next_cap_s = _fill_first(cap_s, programme, scratch)
     if scratch.first[0] > 0:
         return np.inf, np.inf, 0, next_cap_s
     _fill_cost(cap_s, programme, scratch)
-    sum_s, final = _cheapest_final(programme, scratch)
-    if final < 0:
+    num_layers = programme.time_prefix_s.shape[1] - 1
+    sum_s, slowest_s, num_stages, state, end = np.inf, 0.0, 0, -1, num_layers
+    for final in range(programme.is_final.size):  # the lowest of equals
+        reached = programme.is_final[final] and scratch.high[final] == num_layers
+        if reached and scratch.cost_s[final, num_layers] < sum_s:
+            sum_s, state = scratch.cost_s[final, num_layers], final
+    if state < 0:
         return np.inf, np.inf, 0, np.nextafter(cap_s, np.inf)
-    slowest_s, num_stages = _walk_back(final, programme, scratch)
-    return sum_s, slowest_s, num_stages, next_cap_s
-
-
-@njit(**INNER)
-def _fill_admissible(cap_s: float, programme: Programme, scratch: Scratch) -> None:
-    """Fill the first start that the cap admits, per class and end, with two pointers."""
-    num_classes, width = programme.class_start_s.shape
-    for row in range(num_classes):
-        start_s, end_s = programme.class_start_s[row], programme.class_end_s[row]
-        overhead_s = programme.class_overhead_s[row]
-        start = 0
-        for end in range(1, width):
-            while start < end and (end_s[end] - start_s[start]) + overhead_s > cap_s:
-                start += 1
-            scratch.admissible[row, end] = start
-
-
-@njit(**INNER)
-def _fill_first(programme: Programme, scratch: Scratch) -> float:
-    """Fill the fewest layers per state that can reach the end; return the next useful cap."""
-    num_layers = programme.time_prefix_s.shape[1] - 1
-    next_cap_s = np.inf
-    for state in range(programme.is_final.size):
-        scratch.first[state] = num_layers if programme.is_final[state] else num_layers + 1
-    for option in range(programme.option_to.size - 1, -1, -1):
-        end = scratch.first[programme.option_to[option]]
-        if end > num_layers:
-            continue
-        row = programme.option_class[option]
-        by_cap = scratch.admissible[row, end]
-        by_memory = programme.earliest_floor[programme.option_memory[option], end]
-        if by_cap > by_memory:
-            refused_s = programme.class_end_s[row, end] - programme.class_start_s[row, by_cap - 1]
-            next_cap_s = min(next_cap_s, refused_s + programme.class_overhead_s[row])
-        state = programme.option_from[option]
-        start = max(by_cap, by_memory, programme.fewest[state])
-        if start < num_layers:
-            scratch.first[state] = min(scratch.first[state], start)
-    return next_cap_s
-
-
-@njit(**INNER)
-def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:
-    """Fill the cheapest sums from state 0 forwards, where the end can be reached."""
-    for state in range(programme.is_final.size):
-        scratch.low[state] = programme.time_prefix_s.shape[1]
-        scratch.high[state] = -1
-        for end in range(scratch.first[state], programme.most[state] + 1):
-            scratch.cost_s[state, end] = np.inf
-    scratch.low[0] = scratch.high[0] = 0
-    scratch.cost_s[0, 0] = 0.0
-    for option in range(programme.option_to.size):
-        if scratch.high[programme.option_from[option]] < 0:
-            continue
-        if programme.class_regular[programme.option_class[option]]:
-            _extend_by_window(option, programme, scratch)
-        else:
-            _extend_by_scan(cap_s, option, programme, scratch)
-
-
-@njit(**INNER)
-def _extend_by_window(option: int, programme: Programme, scratch: Scratch) -> None:
-    """Append a stage by one option, for which the cap admits a window of starts per end.
-
-    The queue holds starts with ascending keys. Its head moves without removing entries, and may
-    move back, because memory limits need not be monotone.
-    """
-    state, to_state = programme.option_from[option], programme.option_to[option]
-    row, high = programme.option_class[option], scratch.high[state]
-    admissible = scratch.admissible[row]
-    earliest = programme.earliest_start[programme.option_memory[option]]
-    prefix_s = programme.time_prefix_s[programme.class_time[row]]
-    cut_s = programme.cut_time_s[programme.option_cut[option]]
-    cost_s = scratch.cost_s[state]
-    queue_start, queue_key_s = scratch.queue_start, scratch.queue_key_s
-    overhead_s, fixed_s = programme.class_overhead_s[row], programme.option_fixed_s[option]
-    begin = max(scratch.first[to_state], scratch.low[state] + 1)
-    if begin > programme.most[to_state]:
-        return
-    pushed, head, size = max(scratch.low[state], admissible[begin]), 0, 0
-    for end in range(begin, programme.most[to_state] + 1):
-        if admissible[end] > high:
-            break
-        while pushed <= programme.latest_start[end] and pushed <= high:
-            if cost_s[pushed] < np.inf:
-                key_s = (cost_s[pushed] - prefix_s[pushed]) + cut_s[pushed]
-                while size > 0 and queue_key_s[size - 1] > key_s:
-                    size -= 1
-                queue_start[size], queue_key_s[size] = pushed, key_s
-                size += 1
-            pushed += 1
-        window_start = max(admissible[end], earliest[end])
-        head = min(head, size)
-        while head > 0 and queue_start[head - 1] >= window_start:
-            head -= 1
-        while head < size and queue_start[head] < window_start:
-            head += 1
-        if head < size:
-            sum_s = ((queue_key_s[head] + prefix_s[end]) + overhead_s) + fixed_s
-            _offer(sum_s, queue_start[head], end, option, to_state, scratch)
-
-
-@njit(**INNER)
-def _extend_by_scan(cap_s: float, option: int, programme: Programme, scratch: Scratch) -> None:
-    """Append a stage by one option, and check the cap at every start."""
-    state, to_state = programme.option_from[option], programme.option_to[option]
-    row, cut = programme.option_class[option], programme.option_cut[option]
-    earliest = programme.earliest_start[programme.option_memory[option]]
-    prefix_s = programme.time_prefix_s[programme.class_time[row]]
-    overhead_s, fixed_s = programme.class_overhead_s[row], programme.option_fixed_s[option]
-    begin = max(scratch.first[to_state], scratch.low[state] + 1)
-    for end in range(begin, programme.most[to_state] + 1):
-        window_start = max(scratch.low[state], scratch.admissible[row, end], earliest[end])
-        for start in range(window_start, min(programme.latest_start[end], scratch.high[state]) + 1):
-            known_s = scratch.cost_s[state, start]
-            if known_s < np.inf and _bottleneck_s(row, start, end, programme) <= cap_s:
-                key_s = (known_s - prefix_s[start]) + programme.cut_time_s[cut, start]
-                sum_s = ((key_s + prefix_s[end]) + overhead_s) + fixed_s
-                _offer(sum_s, start, end, option, to_state, scratch)
-
-
-@njit(**INNER)
-def _bottleneck_s(row: int, start: int, end: int, programme: Programme) -> float:
-    """Return a stage's bottleneck time, with the same operations as `problem.bottleneck_s`."""
-    prefix_s = programme.time_prefix_s[programme.class_time[row]]
-    bottleneck = programme.class_bottleneck[row]
-    end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
-    start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
-    return float((end_s - start_s) + programme.class_overhead_s[row])
-
-
-@njit(**INNER)
-def _offer(sum_s: float, start: int, end: int, option: int, state: int, scratch: Scratch) -> None:
-    """Keep the cheapest stage; break ties by the earliest start, then the first option."""
-    known_s = scratch.cost_s[state, end]
-    if sum_s < known_s or (sum_s == known_s and start < scratch.start[state, end]):
-        scratch.cost_s[state, end] = sum_s
-        scratch.start[state, end] = start
-        scratch.option[state, end] = option
-        scratch.low[state] = min(scratch.low[state], end)
-        scratch.high[state] = max(scratch.high[state], end)
-
-
-@njit(**INNER)
-def _cheapest_final(programme: Programme, scratch: Scratch) -> tuple[float, int]:
-    """Return the cheapest final state, the lowest of equals; -1 if none is reached."""
-    num_layers = programme.time_prefix_s.shape[1] - 1
-    cheapest_s, final = np.inf, -1
-    for state in range(programme.is_final.size):
-        reached = programme.is_final[state] and scratch.high[state] == num_layers
-        if reached and scratch.cost_s[state, num_layers] < cheapest_s:
-            cheapest_s, final = scratch.cost_s[state, num_layers], state
-    return cheapest_s, final
-
-
-@njit(**INNER)
-def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[float, int]:
-    """Write the chain that ends in ``final``; return its bottleneck and number of stages."""
-    state, end = final, programme.time_prefix_s.shape[1] - 1
-    slowest_s, num_stages = 0.0, 0
     while end > 0:
         start, option = scratch.start[state, end], scratch.option[state, end]
         bottleneck_s = _bottleneck_s(programme.option_class[option], start, end, programme)
@@ -295,7 +260,7 @@ def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[floa
         scratch.path_start[num_stages], scratch.path_option[num_stages] = start, option
         num_stages += 1
         state, end = programme.option_from[option], start
-    return slowest_s, num_stages
+    return sum_s, slowest_s, num_stages, next_cap_s
 
 
 @kept(nogil=True)

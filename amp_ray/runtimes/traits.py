@@ -264,8 +264,8 @@ class RuntimeTraits:
     # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
     # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
     routing_launches: int = 0
-    # Whether an activation of experts that is no fused gated kernel is multiplied by the router's
-    # weight in a kernel of its own, which keeps it once more
+    # Whether an activation of experts is multiplied by the router's weight: in its fused kernel,
+    # whose backward pass then reads all once more, or in a kernel of its own, which keeps it again
     weighs_activations: bool = False
     # Those of them for which the device waits, because the host has just waited for it
     waiting_launches: int = 0

@@ -1,16 +1,11 @@
 """Time the exact solver: problem arrays in, proven partition out.
 
-Run ``python tests/benchmarks/bench_partition.py``. One core. Rows of stages: integer
-and float layer times, 1 and 3 device types, with and without cuts and memory limits, 1 to 1000
-micro-batches; checking the input counts. Device graphs: every state offers a group of each device
-type and size, in one or two variants.
+One core. Rows of stages: integer and float layer times, 1 and 3 device types, with and without cuts
+and memory limits, 1 to 1000 micro-batches; checking the input counts. Device graphs: every state
+offers a group of each device type and size, in one or two variants.
 """
 
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,13 +33,6 @@ DEVICE_GRAPHS = (  # devices of each type, layers
     ((8, 8, 8, 8), 34),
 )
 REPEATS = 2  # the fastest counts
-COLD_START = (
-    "import time; start = time.perf_counter(); import numpy as np\n"
-    "from amp_ray.partition import StageTables, chain_problem, solve\n"
-    "tables = StageTables(time_prefix_s=np.array([[0.0, 1.0, 3.0]]))\n"
-    "solve(chain_problem(tables, 4, time_row=np.array([0, 0])))\n"
-    "print(time.perf_counter() - start)"
-)
 
 Row = dict[str, str | int | float]
 
@@ -63,16 +51,7 @@ def rows() -> list[Row]:
         _row(f"{layers} layers, {'+'.join(map(str, devices))} devices", _graphs(devices, layers))
         for devices, layers in DEVICE_GRAPHS
     ]
-    return [*chains, *graphs, *_cold_starts()]
-
-
-def main() -> None:
-    """Print the table."""
-    table = rows()
-    print("  ".join(f"{name:>34}" if name == "what" else f"{name:>16}" for name in table[0]))
-    for row in table:
-        what, *numbers = row.values()
-        print("  ".join([f"{what:>34}", *(f"{number!s:>16}" for number in numbers)]))
+    return [*chains, *graphs]
 
 
 def _row(
@@ -199,34 +178,3 @@ def _memory_limits(rng: np.random.Generator, num_layers: int, num_stages: int) -
 def _prefix(values: np.ndarray) -> np.ndarray:
     """Give prefix sums, from 0 on."""
     return np.concatenate(([0.0], np.cumsum(values)))
-
-
-def _cold_starts() -> list[Row]:
-    """Time a new process up to its first answer, with an empty and with a filled cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
-        command = [sys.executable, "-c", COLD_START]
-        seconds = [
-            float(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
-            for _ in range(4)
-        ]
-    return [
-        _cold_row("first start ever: import, compile", seconds[:1]),
-        _cold_row("later start: import, load cache", seconds[1:]),
-    ]
-
-
-def _cold_row(what: str, seconds: list[float]) -> Row:
-    """Tabulate starts."""
-    return {
-        "what": what,
-        "problems": 1,
-        "median_ms": round(statistics.median(seconds) * 1e3),
-        "worst_ms": round(max(seconds) * 1e3),
-        "target_ms": "",
-        "most_evaluations": "",
-    }
-
-
-if __name__ == "__main__":
-    main()

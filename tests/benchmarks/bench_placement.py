@@ -126,13 +126,3 @@ def _timed(experiment: Experiment, candidate: Candidate) -> tuple[float, float |
     if solution.value_s is None or solution.lower_bound_s is None:
         return min(seconds), None
     return min(seconds), solution.value_s / solution.lower_bound_s - 1
-
-
-def main() -> None:
-    """Print the rows."""
-    for row in rows():
-        print("  ".join(row.values()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Time a study of 10,000 trials: how it is resumed, how it decides, and what memory it takes.
 
-Run ``python tests/benchmarks/bench_study.py``. The journal is written as a driver writes it, but
+The journal is written as a driver writes it, but
 without waiting for the disk; each figure is told by a process of its own, together with its memory.
 Strategies have random cuts; they took what is predicted, with 5 % of noise, in 20 steps each.
 """
@@ -68,17 +68,12 @@ def rows() -> Iterator[Row]:
         yield _row(folder, "command", "amp-ray tune --resume, in all", whole)
 
 
-def main() -> None:
-    """Print the table, or as a process of its own one figure."""
-    if len(sys.argv) > 1:
-        folder, what = Path(sys.argv[1]), sys.argv[2]
-        if what == "command":
-            run_command(folder)
-        else:
-            tell(folder, what)
-        return
-    for row in rows():
-        print("  ".join(f"{cell:<36}" for cell in row.values()))
+def main(folder: Path, what: str) -> None:
+    """Print one figure, in a process of its own."""
+    if what == "command":
+        run_command(folder)
+    else:
+        tell(folder, what)
 
 
 # ------------------------------------------------------------------------- the study
@@ -263,4 +258,4 @@ def _row(folder: Path, what: str, name: str, remarks: list[str]) -> Row:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2])

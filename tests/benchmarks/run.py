@@ -1,7 +1,7 @@
 """`make bench`: every figure of speed and memory, as tables with their targets.
 
 Run alone, on an otherwise idle machine; times are process CPU seconds of one core unless they
-say wall.
+say wall. ``python tests/benchmarks/run.py bench_study ...`` prints some parts alone.
 """
 
 import platform
@@ -25,8 +25,8 @@ PARTS = {
     "bench_placement": "Placements: devices and cuts together",
     "bench_study": "A study of 10,000 trials",
     "bench_mixed": "Stages with their own devices on mixed clusters",
-    "bench_slices": "Token slices: long sequences on 48 stages",
-    "bench_slice_search": "Token slices: 1,000 plans within a search",
+    "bench_slices.long_sequences": "Token slices: long sequences on 48 stages",
+    "bench_slices.searches": "Token slices: 1,000 plans within a search",
     "bench_metis": "Exact search under Metis's formulas",
 }
 
@@ -35,10 +35,12 @@ def main() -> None:
     """Print the machine and one table per part."""
     console = Console(width=130)
     console.print(_machine())
-    for module, title in PARTS.items():
+    for name in sys.argv[1:] or PARTS:
+        module, _, function = name.partition(".")
         if find_spec(module) is None:
             continue  # of a guest that was taken away
-        console.print(_table(title, import_module(module).rows()))
+        rows = getattr(import_module(module), function or "rows")
+        console.print(_table(PARTS[name], rows()))
 
 
 def _machine() -> str:

@@ -15,7 +15,6 @@ NEEDS: Final = {
     "metis2024": ("metis2024",),
     "aceso2024": ("aceso2024",),
     "operators": ("operators", "aceso2024"),  # Aceso's formulas stand on the space of operators
-    "terapipe2021": ("terapipe2021",),
 }
 """Folders that leave together, by the one that has to."""
 
@@ -117,7 +116,7 @@ def test_the_tables_name_every_guest_that_can_be_asked_for(repository: Path) -> 
             assert guests.load(place, "a test") is not None
     named = {place.split(".")[2] for table in tables for place in table.values()}
     folders = {path.parent.name for path in repository.glob("amp_ray/planners/*/__init__.py")}
-    assert folders - named == {"terapipe2021"}  # its formulas are for comparison in tests alone
+    assert folders == named
     for folder in folders:
         text = (repository / "amp_ray/planners" / folder / "README.md").read_text(encoding="utf-8")
         assert len(text.splitlines()) == 5

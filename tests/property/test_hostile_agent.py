@@ -8,8 +8,6 @@ import contextlib
 import json
 import os
 import re
-import resource
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -46,6 +44,7 @@ from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords, record_of_event
 from amp_ray.trials.profile.tables import profile_files
 from amp_ray.trials.timeline import read_timeline
+from support.bounded import LONGEST_S, bounded
 from support.experiments import small_experiment
 from support.host_reports import healthy_parts, healthy_report
 from support.scripted_host import ScriptedHost, file_messages, well_behaved
@@ -53,8 +52,6 @@ from support.scripted_host import ScriptedHost, file_messages, well_behaved
 NUM_CASES: Final = max(500, settings().max_examples)
 """Number of cases of all tests of this module: 500 by default, 10,000 in ``make fuzz``."""
 
-LONGEST_S: Final = 60.0
-MOST_BYTES: Final = 500 * 2**20
 
 SETTINGS: Final = AgentSettings(lease_s=30.0, heartbeat_s=1.0, grace_s=0.01, settle_s=0.01)
 RESULT: Final = b'{"trial_id": "t", "step_s": [0.5]}'
@@ -66,19 +63,6 @@ PIPE_BYTES: Final = 4096
 
 def share(part: float) -> int:
     return max(1, round(NUM_CASES * part))
-
-
-@contextlib.contextmanager
-def bounded() -> Iterator[None]:
-    """Check that the block takes neither long nor much memory."""
-    before, started_s = peak_bytes(), time.monotonic()
-    yield
-    assert time.monotonic() - started_s < LONGEST_S
-    assert peak_bytes() - before < MOST_BYTES
-
-
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def nested(depth: int) -> Any:  # noqa: ANN401 - JSON

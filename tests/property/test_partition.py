@@ -15,7 +15,6 @@ from amp_ray.partition.problem import (
     PartitionProblem,
     PartitionSolution,
     PrunedPartition,
-    bottleneck_s,
     objective,
 )
 from amp_ray.partition.tables import OptionTable, StageTables
@@ -78,25 +77,6 @@ def test_solver_equals_brute_force(kind: str) -> None:
         if kind in EXACT_KINDS:
             stages = tuple(zip(solution.bounds[:-1], solution.options, strict=True))
             assert stages == best.stages
-
-    check()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_solver_equals_all_caps_tried_one_by_one(kind: str) -> None:
-    @settings(max_examples=15)
-    @given(problem=problems(kind, CaseSize(num_layers=10, num_states=6, num_options=8)))
-    def check(problem: PartitionProblem) -> None:
-        bottlenecks_s = {
-            bottleneck_s(problem, start, end, option)
-            for option in range(problem.options.num_options)
-            for end in range(1, problem.num_layers + 1)
-            for start in range(end)
-        }
-        chains = [brute_force.cheapest_chain(problem, cap_s) for cap_s in bottlenecks_s]
-        num_later = problem.num_micro_batches - 1
-        values_s = [chain.sum_s + num_later * chain.slowest_s for chain in chains if chain]
-        assert cost_of(problem) == min(values_s, default=math.inf)
 
     check()
 

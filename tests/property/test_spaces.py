@@ -263,17 +263,6 @@ def test_the_order_in_which_nodes_are_listed_does_not_matter(
     assert case.on(cluster.part(order)).value_s == pytest.approx(case.value_s, rel=ROUNDING)
 
 
-def test_brute_force_knows_every_placement_up_to_symmetry() -> None:
-    experiment = random_experiment(np.random.default_rng(0), 4)
-    node = experiment.cluster.nodes[0]
-    nodes = tuple(replace(node, name=name, num_slots=2) for name in "ab")
-    pipeline = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=4, num_micro_batches=1
-    )
-    found = list(all_placements(Cluster(nodes=nodes), pipeline))
-    assert found == [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1)]
-
-
 # ------------------------------------------------------------------------- stage groups alone
 
 

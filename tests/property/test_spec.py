@@ -2,21 +2,16 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.clusters.constants import Constants
-from amp_ray.cost.topology import Topology
 from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_hostfile
-from amp_ray.inputs.model_shape import ModelSection, model_shape
 from amp_ray.inputs.profile import parse_device_table
 from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
 from amp_ray.inputs.yaml_text import parse_yaml
-from amp_ray.models.families import build_model
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy, candidate_of
 from support.experiments import experiment_on
@@ -26,54 +21,12 @@ from support.strategies import (
     clusters,
     hosts,
     strategies_on,
-    uniform_strategies,
 )
 
 
 @given(lines=hosts())
 def test_a_hostfile_is_read_as_it_was_written(lines: tuple[HostSlots, ...]) -> None:
     assert parse_hostfile(format_hostfile(lines)) == lines
-
-
-@given(lines=hosts(), data=st.data())
-def test_comments_and_blank_lines_change_no_hostfile(
-    lines: tuple[HostSlots, ...], data: st.DataObject
-) -> None:
-    noise = st.sampled_from(["", "   ", "# comment", "\t# a slots=1"])
-    text = "".join(
-        f"{data.draw(noise)}\n  {line.host}\t slots = {line.num_slots} # {index}\n"
-        for index, line in enumerate(lines)
-    )
-    assert parse_hostfile(text) == lines
-
-
-@given(cluster=clusters())
-def test_every_device_has_its_own_slot(cluster: Cluster) -> None:
-    places = list(zip(cluster.node_of_device, cluster.slot_of_device, strict=True))
-    assert places == [
-        (index, slot) for index, node in enumerate(cluster.nodes) for slot in range(node.num_slots)
-    ]
-
-
-@given(cluster=clusters())
-def test_links_are_the_same_in_both_directions(cluster: Cluster) -> None:
-    links = Topology(cluster=cluster, constants=Constants()).links
-    for table in (links.inter_bytes_per_s, links.inter_step_s):
-        assert (table == table.T).all()
-
-
-@given(cluster=clusters(), data=st.data())
-def test_the_devices_of_all_stages_are_the_placement(cluster: Cluster, data: st.DataObject) -> None:
-    strategy = data.draw(strategies_on(cluster))
-    devices = [device for stage in range(strategy.pp) for device in strategy.devices(stage)]
-    assert tuple(devices) == strategy.placement
-
-
-@given(strategy=uniform_strategies())
-def test_bounds_cover_the_chain_without_empty_stages(strategy: Strategy) -> None:
-    assert strategy.bounds[0] == 0
-    assert all(first < end for first, end in pairwise(strategy.bounds))
-    assert strategy.bounds[-1] == strategy.stages[-1].end_layer
 
 
 @given(candidate=candidates(), data=st.data())
@@ -90,19 +43,6 @@ def test_a_strategy_is_read_from_json_as_it_was_written(
     strategy = data.draw(strategies_on(cluster))
     record = json.loads(json.dumps(strategy_to_json(strategy, cluster)))
     assert strategy_from_json(record, cluster) == strategy
-
-
-@given(cluster=clusters(), data=st.data())
-def test_a_json_file_gives_the_strategies_that_were_written(
-    cluster: Cluster, data: st.DataObject
-) -> None:
-    strategy = data.draw(strategies_on(cluster, uses_all=True))
-    experiment = experiment_on(
-        cluster, num_layers=strategy.bounds[-1], global_batch_size=strategy.global_batch_size
-    )
-    text = json.dumps([strategy_to_json(strategy, cluster)])
-    (found,) = parse_strategies(text, file="strategies.json", experiment=experiment)
-    assert found.strategy == strategy
 
 
 @given(candidate=candidates(), data=st.data())
@@ -182,28 +122,3 @@ def test_every_key_knows_its_line(keys: list[str], data: st.DataObject) -> None:
         lines[(key,)] = text.count("\n") + 1
         text += f"{json.dumps(key, ensure_ascii=False)}: 1,"
     assert parse_yaml(text + "}", file="x.yaml").lines == lines
-
-
-@given(
-    num_layers=st.integers(1, 6),
-    heads=st.integers(1, 4),
-    head_size=st.integers(1, 16),
-    tokens=st.integers(1, 64),
-    vocab_size=st.integers(1, 500),
-)
-def test_parameters_of_gpt2_follow_the_formula(
-    num_layers: int, heads: int, head_size: int, tokens: int, vocab_size: int
-) -> None:
-    hidden = heads * head_size
-    section = ModelSection(
-        family="gpt2",
-        num_layers=num_layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        sequence_length=tokens,
-        vocab_size=vocab_size,
-    )
-    model = build_model(model_shape(section), layer_list="runtime")
-    block = 12 * hidden**2 + 13 * hidden
-    ends = (vocab_size + tokens) * hidden + 2 * hidden
-    assert model.num_parameters == num_layers * block + ends

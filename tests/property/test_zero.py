@@ -73,20 +73,6 @@ def test_the_chosen_stage_is_the_best_of_all(experiment: Experiment) -> None:
 
 
 @examples(10)
-@given(experiments())
-def test_no_choice_takes_less_than_its_bound(experiment: Experiment) -> None:
-    planner = AmpRayPlanner(experiment=experiment)
-    for candidate in uniform_candidates(experiment):
-        options = candidate.options
-        for zero in zero_choices(experiment, options.tp, options.dp, candidate.pp):
-            own = with_zero(candidate, zero)
-            found = planner.plan(own)
-            if isinstance(found, Estimate) and found.feasible:
-                least_s = planner.chooser.least_s(own, float("inf"))
-                assert least_s <= found.iteration_time_s * (1 + 1e-9)
-
-
-@examples(10)
 @given(experiments(), st.sampled_from([1, 2, 4]))
 def test_states_shrink_with_every_stage_and_larger_groups(experiment: Experiment, dp: int) -> None:
     cost_model = CostModel(experiment=experiment)

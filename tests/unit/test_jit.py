@@ -150,3 +150,43 @@ def test_a_cache_that_names_a_module_which_is_gone_is_made_anew(installed: Insta
     kernel.write_text(SOURCE_OF_PAIRS.format(module="couples"), encoding="ascii")
     assert installed.run() == (False, str(installed.cache), "")
     assert installed.run()[0]
+
+
+# Compiles in a process beside this one; tells what this one compiled itself, and what was logged.
+BESIDE = """
+import logging
+from amp_ray.jit import COMPILING, compile_beside
+class Said(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage())
+COMPILING.addHandler(Said())
+COMPILING.setLevel("INFO")
+if {beside}:
+    compile_beside("amp_ray.partition.kernels")
+import numpy as np
+from amp_ray.partition import kernels
+states = np.zeros(2, np.int64)
+kernels.count_stages(states[:1], states[1:], states, states)
+print(sum(kernels.count_stages.stats.cache_misses.values()))
+"""
+
+
+def test_kernels_compiled_by_another_process_are_loaded_when_they_are_called(
+    tmp_path: Path,
+) -> None:
+    def run(*, beside: bool) -> list[str]:
+        ended = subprocess.run(
+            [sys.executable, "-c", BESIDE.format(beside=beside)],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+        return ended.stdout.splitlines()
+
+    assert run(beside=True) == ["0"]
+    (tmp_path / next(tmp_path.iterdir())).rename(tmp_path / "moved")
+    message = "compiling, once after an installation: about five seconds"
+    assert run(beside=False) == [message, "1"]
+    assert run(beside=False) == ["0"]

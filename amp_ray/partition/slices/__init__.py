@@ -150,10 +150,6 @@ class SliceTables:
         least = [np.maximum(way[:, begins].min(1), way[:, closes].min(1)) for way in ways]
         return np.stack(least, axis=1)
 
-    def merged(self) -> "SliceTables":
-        """Return tables with the sum of both passes as forward, and no backward times."""
-        return SliceTables(forward_s=self.total_s, backward_s=np.zeros_like(self.total_s))
-
     def times_s(self, slices: Slices) -> tuple[FloatArray, FloatArray]:
         """Return forward and backward seconds of every slice, in order."""
         cells = list(_cells(slices))

@@ -435,9 +435,6 @@ class OperatorCostModel:
             tokens_per_s=tokens / breakdown.total_s or None,
         )
 
-    def _node(self, device: int) -> int:
-        return int(self.topology.node_of_device[device])
-
     @cached_property
     def _layered(self) -> CostModel:
         """The cost model of layers, for its links and step end, which operators share."""

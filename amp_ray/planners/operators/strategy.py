@@ -24,16 +24,14 @@ def operator_strategy(
     *,
     samples_per_micro_batch: int,
     num_micro_batches: int,
-    placement: tuple[int, ...] | None = None,
     zero: Zero = NO_ZERO,
 ) -> Strategy:
-    """Return a strategy from the use of each operator of each stage.
+    """Return a strategy from the use of each operator of each stage, rank ``r`` on device ``r``.
 
     Args:
         stages: In pipeline order, covering the chain of operators.
         samples_per_micro_batch: Samples over all replicas; every dp divides it.
         num_micro_batches: Micro-batches per optimizer step.
-        placement: Device of every rank; None means rank ``r`` on device ``r``.
         zero: ZeRO settings of the data-parallel ranks.
 
     Raises:
@@ -67,12 +65,11 @@ def operator_strategy(
             )
         )
         first += len(uses)
-    num_ranks = sum(stage.num_ranks for stage in built)
     return Strategy(
         stages=tuple(built),
         micro_batch_size=samples_per_micro_batch // dps[0] if even else samples_per_micro_batch,
         num_micro_batches=num_micro_batches,
-        placement=tuple(range(num_ranks)) if placement is None else placement,
+        placement=tuple(range(sum(stage.num_ranks for stage in built))),
     )
 
 

@@ -88,25 +88,6 @@ def schedule_text(pp: int, num_micro_batches: int) -> str:
     return "\n".join(lines)
 
 
-def bubble_fraction(pp: int, num_micro_batches: int, virtual_stages: int = 1) -> float:
-    """Return the idle share of a pipeline of equal stages with free transfers.
-
-    Args:
-        pp: Number of stages.
-        num_micro_batches: ``m``.
-        virtual_stages: Model chunks per stage; they divide the time of fill and drain.
-
-    References:
-        Narayanan et al., arXiv:2104.04473, section 2.2.
-
-    Example:
-        >>> bubble_fraction(4, 12)
-        0.2
-    """
-    idle = (pp - 1) / virtual_stages
-    return idle / (num_micro_batches + idle)
-
-
 def passes_of(orders: Sequence[Order]) -> tuple[tuple[str, ...], ...]:
     """Return the forward and backward passes of each stage, without other instructions.
 

@@ -34,12 +34,6 @@ def rows() -> Iterator[dict[str, str]]:
         yield _row(case, read_case(FOLDER, case))
 
 
-def main() -> None:
-    """Print the table."""
-    for row in rows():
-        print("  ".join(f"{name}: {value}" for name, value in row.items()))
-
-
 def _row(case: MetisCase, setting: MetisSetting) -> dict[str, str]:
     """Time one case."""
     best, time_s = min((_timed(setting) for _ in range(REPEATS)), key=itemgetter(1))
@@ -61,7 +55,3 @@ def _timed(setting: MetisSetting) -> tuple[MetisSolution | None, float]:
     start_s = time.process_time()
     best = best_of(MetisSearch(setting=setting, limits=LIMITS))
     return best, time.process_time() - start_s
-
-
-if __name__ == "__main__":
-    main()

@@ -24,7 +24,7 @@ from amp_ray.planners.metis2024.inputs import (
 )
 from amp_ray.units import GIB
 from support.experiments import SMALL, experiment_from, small_experiment
-from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files
+from support.metis import CLUSTERFILE, HOSTFILE
 from support.metis_cases import metis_setting
 
 README_BANDWIDTHS = {"inter_bandwidth": 312500000.0, "intra_bandwidth": 5312500000.0}
@@ -253,46 +253,22 @@ FIGURES: Final[Mapping[str, int | None]] = {
 }
 
 
-def text_of(figures: Mapping[str, int | None], *, profile: bool = False) -> str:
-    """Write the experiment of two A100 and two T4."""
-    return import_inputs(
+def imported(figures: Mapping[str, int | None]) -> Experiment:
+    """Import the experiment of two A100 and two T4, and load it."""
+    written = import_inputs(
         ("hostfile", HOSTFILE),
         ("c.json", clusterfile()),
-        ("my profile", metis_profile_files()) if profile else None,
+        None,
         unit=None,
         figures={**FIGURES, **figures},
-        names={"name": "it's", "hostfile": "my hosts", "profile_path": "my profile"},
-    ).text
-
-
-def load(text: str) -> Experiment:
-    """Read an experiment file with its hostfile and profile."""
-    files = {f"my profile/{name}": file for name, file in metis_profile_files().items()}
-    return experiment_from(text, {"my hosts": HOSTFILE} | files)
-
-
-def test_what_is_imported_loads() -> None:
-    text = text_of({})
-    assert text.startswith(
-        "# c.json: bandwidths are read as GB/s, found 1 to 10\n# c.json: 0.0.0.1"
+        names={"name": "it's", "hostfile": "my hosts", "profile_path": None},
     )
-    experiment = load(text)
-    assert experiment.name == "it's"
-    assert experiment.space == "heterogeneous"
-    assert experiment.global_batch_size == 24
-    assert [node.name for node in experiment.cluster.nodes] == ["0.0.0.1", "0.0.0.2"]
-    assert experiment.profile.published is None
-    assert experiment.model.shape.num_layers == 2, "the ends are no blocks"
-
-
-def test_a_profile_is_named_and_tells_the_number_of_layers() -> None:
-    experiment = load(text_of({"num_layers": None}, profile=True))
-    assert experiment.profile.published is not None
-    assert experiment.profile.published.num_layers == 4
+    return experiment_from(written.text, {"my hosts": HOSTFILE})
 
 
 def test_limits_are_passed_on() -> None:
-    experiment = load(text_of({"max_tp": 2, "max_size": 4}))
+    experiment = imported({"max_tp": 2, "max_size": 4})
+    assert experiment.name == "it's"
     assert experiment.limits.max_tp == 2
     assert experiment.limits.micro_batch_sizes == (1, 2, 4)
 
@@ -303,17 +279,5 @@ def test_limits_are_passed_on() -> None:
 def test_heads_have_a_usual_width_unless_told(
     hidden_size: int, num_heads: int | None, heads: int
 ) -> None:
-    experiment = load(text_of({"hidden_size": hidden_size, "num_heads": num_heads}))
+    experiment = imported({"hidden_size": hidden_size, "num_heads": num_heads})
     assert experiment.model.shape.num_heads == heads
-
-
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [
-        ({"hidden_size": 100}, "hidden size 100 is no multiple of 128 or 64"),
-        ({"num_layers": 2}, r"found 2 layers; .* at least 3 are expected"),
-    ],
-)
-def test_wrong_figures_are_refused(figures: Mapping[str, int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        text_of(figures)

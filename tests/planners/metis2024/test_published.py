@@ -8,14 +8,6 @@ from typing import Final
 
 import pytest
 
-from amp_ray.cost.estimate import Estimate
-from amp_ray.errors import InputError
-from amp_ray.planners.metis2024.inputs import (
-    cluster_hostfile,
-    cluster_yaml,
-    metis_cluster,
-    parse_metis_clusterfile,
-)
 from amp_ray.planners.metis2024.plan import (
     EMPTY_STAGE,
     LAYERS_LOST,
@@ -27,11 +19,6 @@ from amp_ray.planners.metis2024.plan import (
     metis_defects,
 )
 from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
-from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.ranking import Ranking
-from amp_ray.search.space import candidates_of
-from support.experiments import experiment_from
 from support.metis_cases import CASES, LIMITS, MetisCase, best_of, read_case
 
 TOLERANCE: Final = 1e-6
@@ -161,23 +148,6 @@ def test_plans_are_as_good_as_asked(folder: Path, case: MetisCase) -> None:
         assert round(1e3 * best.cost.total_s) <= case.target_ms
 
 
-CRASHES: Final = {
-    "12 devices": (("A100", 4), ("A100", 4), ("T4", 4)),
-    "unequal nodes": (("A100", 4), ("T4", 8)),
-    "other unequal nodes": (("A100", 8), ("T4", 4), ("V100", 4)),
-    "16 slots": (("A100", 16),),
-    "24 devices": (("A100", 8), ("T4", 8), ("T4", 8)),
-}
-
-
-@pytest.mark.parametrize("batch", [96, 128])
-@pytest.mark.parametrize("nodes", CRASHES.values(), ids=CRASHES)
-def test_clusters_on_which_the_published_planner_crashes_are_planned(
-    folder: Path, nodes: tuple[tuple[str, int], ...], batch: int
-) -> None:
-    proven(folder, case_of(*nodes), batch=batch)
-
-
 def test_only_the_file_that_was_listed_first_explains_a_run(folder: Path) -> None:
     case, _ = RANKINGS["ref16_p6"]
     setting = read_case(folder, case)
@@ -189,65 +159,3 @@ def test_only_the_file_that_was_listed_first_explains_a_run(folder: Path) -> Non
         if abs(1e3 * cost.total_s / float(row["true_cost_ms"]) - 1) <= TOLERANCE:
             explained.append(key)
     assert explained == [case.listed_first]
-
-
-CLUSTERS: Final = {
-    "blank": (8,),
-    "dspace": (8,),
-    "g12": (4, 4, 4),
-    "homo_1x8": (8,),
-    "homo_2x8": (8, 8),
-    "homo_4x8": (8, 8, 8, 8),
-    "readme4x8": (8, 8, 8, 8),
-    "readme_literal": (8, 8),
-    "ref_t4x1_a100x3_g4": (4, 4, 4, 4),
-    "slots16": (16,),
-    "t2_1x1x4": (4, 4),
-    "uneven": (4, 8),
-}
-"""Slots of every published hostfile; on a third of them the published planner crashes."""
-
-
-@pytest.mark.parametrize("hostfile", CLUSTERS)
-def test_every_cluster_is_planned_with_the_published_profile(folder: Path, hostfile: str) -> None:
-    ranking = planned(folder, hostfile, "clusterfile.json", "metis, path: p")
-    best = ranking.results[0]
-    assert isinstance(best, Estimate)
-    assert len(best.strategy.placement) == sum(CLUSTERS[hostfile])
-
-
-@pytest.mark.parametrize(
-    "clusterfile", ["cf_lower.json", "cf_readme_bw.json", "clusterfile_80g.json"]
-)
-def test_every_cluster_file_is_read(folder: Path, clusterfile: str) -> None:
-    assert planned(folder, "readme4x8", clusterfile, "metis, path: p").num_feasible
-
-
-def test_an_h100_is_planned_by_its_data_sheet(folder: Path) -> None:
-    assert planned(folder, "readme4x8", "cf_h100.json", "analytic").num_feasible
-
-
-def test_a_type_without_profile_is_refused(folder: Path) -> None:
-    message = r"profile\.path: p: no profile of 'H100' in it, only of A100, P100, T4, V100"
-    with pytest.raises(InputError, match=message):
-        planned(folder, "readme4x8", "cf_h100.json", "metis, path: p")
-
-
-def planned(folder: Path, hostfile: str, clusterfile: str, source: str) -> Ranking:
-    """Plan GPT with 8 blocks and a batch of 96 on a published cluster."""
-    names = folder / "clusters"
-    cluster = metis_cluster(
-        (names / hostfile).read_text(), parse_metis_clusterfile((names / clusterfile).read_text())
-    ).cluster
-    profile = folder / "profiles" / "all4_ext"
-    text = (
-        "name: metis\nmodel: {family: gpt2, num_layers: 8, hidden_size: 4096, num_heads: 32, "
-        "sequence_length: 1024, vocab_size: 51200}\n"
-        + cluster_yaml(cluster, hostfile="hosts")
-        + f"profile: {{source: {source}}}\nglobal_batch_size: 96\n"
-    )
-    files = {f"p/{path.name}": path.read_text() for path in profile.iterdir()}
-    experiment = experiment_from(text, files | {"hosts": cluster_hostfile(cluster)})
-    assert [node.num_slots for node in experiment.cluster.nodes] == list(CLUSTERS[hostfile])
-    planner = AmpRayPlanner(experiment=experiment)
-    return search_candidates(planner, candidates_of(experiment), workers=ALONE)

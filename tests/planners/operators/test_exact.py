@@ -1,5 +1,9 @@
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,13 +53,11 @@ def test_stages_are_what_they_say_and_fit(problem: OperatorProblem) -> None:
     devices = [int(problem.devices[stage.option]) for stage in answer.stages]
     assert sum(devices) == problem.num_devices
     for number, stage in enumerate(answer.stages):
-        assert stage.first_device == sum(devices[:number])
-        assert problem.allowed[stage.option, stage.first_device]
+        place = sum(devices[:number])
+        assert problem.allowed[stage.option, place]
         span = (stage.start, stage.end, frozenset(stage.recomputed))
         behind = len(starts) - 1 - number
-        assert stage.time_s == pytest.approx(
-            stage_s(problem, stage.option, stage.first_device, *span)
-        )
+        assert stage.time_s == pytest.approx(stage_s(problem, stage.option, place, *span))
         assert stage_memory(problem, stage.option, behind, *span) <= problem.limit_bytes
     times = [stage.time_s for stage in answer.stages]
     last_s = max(step_end_s(problem, own.option, own.start, own.end) for own in answer.stages)
@@ -74,3 +76,18 @@ def test_more_memory_is_never_slower(problem: OperatorProblem, more: float) -> N
         assert isinstance(after, OperatorSolution)
         assert after.lower_bound_s <= before.value_s
         assert after.value_s <= before.value_s * (1 + 1e-12)
+
+
+def test_no_index_of_a_kernel_is_out_of_range(repository: Path) -> None:
+    """Plain Python checks every index, which compiled code does not."""
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, __file__, "-k", "better or fit"],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=repository,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout

@@ -9,23 +9,18 @@ from typing import Final
 import pytest
 from rich.live import Live
 
-from amp_ray.calibration import calibrate
-from amp_ray.calibration.calibration import RefusedConstant
 from amp_ray.cli.exits import table_console
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.console import console
 from amp_ray.report.study import LiveView, PlainView, end_view
-from amp_ray.report.tables import ResultsTable, ranking_table
-from amp_ray.report.views import calibration_view, diagnosis_view
-from amp_ray.runtime.doctor import Diagnosis
+from amp_ray.report.tables import ranking_table
 from amp_ray.search.ranking import rank
-from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.outcome import Crashed
 from support.commands import Run
 from support.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
-from support.planted import planted_observations, small_strategies
+from support.planted import small_strategies
 from support.recorded import table_text, write_experiment
 
 NAME: Final = "[/x] [red] b[/]"
@@ -62,41 +57,9 @@ def show_ranking() -> None:
     table_console().print(ranking_table(rank(estimates()), named(), title=NAME, num_rows=1))
 
 
-def show_scores() -> None:
-    table_console().print(ResultsTable(results=estimates(), experiment=named(), title=NAME))
-
-
-def show_calibration() -> None:
-    experiment = named()
-    trials = planted_observations(experiment, small_strategies(experiment), {"host_scale": 1.4})
-    calibration = calibrate(experiment, trials)
-    refused = (*calibration.refused, RefusedConstant(name=NAME, reason=NAME))
-    table_console().print(calibration_view(replace(calibration, refused=refused)))
-
-
-def show_diagnosis() -> None:
-    finding = Finding(
-        level="error",
-        host=NAME,
-        check=NAME,
-        found=NAME,
-        expected=NAME,
-        advice=NAME,
-        command=NAME,
-    )
-    diagnosis = Diagnosis(experiment=NAME, hosts=(NAME,), findings=(finding,), elapsed_s=1.0)
-    table_console().print(diagnosis_view(diagnosis), crop=False)
-
-
 def show_end() -> None:
     state = replace(small_study(budget=1), experiment=named())
     table_console().print(end_view(drive(state, lambda _task, _group: CRASHED), NAME))
-
-
-def show_lines() -> None:
-    view = PlainView(console())
-    view.note(NAME)
-    study_before(view)
 
 
 def show_live() -> None:
@@ -114,15 +77,7 @@ def study_before(view: PlainView | LiveView) -> None:
 
 @pytest.mark.parametrize(
     "show",
-    [
-        show_ranking,
-        show_scores,
-        show_calibration,
-        show_diagnosis,
-        show_end,
-        show_lines,
-        show_live,
-    ],
+    [show_ranking, show_end, show_live],
 )
 def test_names_are_printed_as_they_are(
     show: Show, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.variants import combinations_of
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.planner import BUILT_IN, load_planner, make_planner, planner_names
+from amp_ray.search.planner import BUILT_IN, make_planner, planner_names
 from amp_ray.search.space import uniform_candidates
 from support.commands import Run
 from support.experiments import LONG, SMALL, small_experiment
@@ -394,11 +394,6 @@ def installed(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (about / "entry_points.txt").write_text(entry)
     package = repository / "tests" / "lib" / "planner_package"
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(package), *sys.path])
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_every_planner_of_this_package_is_loaded_by_its_name(name: str) -> None:
-    assert load_planner(name).traits is not None
 
 
 def test_an_unknown_planner_is_refused(installed: None, amp_ray: Run, small: Path) -> None:

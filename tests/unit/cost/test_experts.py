@@ -109,6 +109,7 @@ def test_biases_of_experts_are_added_in_single_precision() -> None:
     elements = 256 * 2 * 512
     assert bias.forward_elements == elements * (4 + 10 + 8 + 6) / 2
     assert bias.backward_elements == elements * (6 + 6 + 12 + 12 + 4) / 2
+    assert sum(bias.addressed) == elements  # the bias is repeated for each row
     assert bias.num_kernels == 4 * 2 + 2  # product and sum for each of four experts
     (shared,) = (op for op in experts.spread(tp=2, ep=2, etp=2, load=1.0) if op.name == bias.name)
     assert isinstance(shared, Elementwise)
@@ -131,8 +132,12 @@ def test_clamps_and_scaled_rotation_are_kernels_of_their_own() -> None:
         - {op for op in changed.elementwise if op.name == "rotary"}
     )
     (turned,) = (op for op in changed.elementwise if op.name == "rotary")
-    expected = ((clamps, inner, (8, 15, 3)), (turned, rotated, (12, 14, 12)))
-    for op, elements, (forward, backward, kernels) in expected:
+    expected = (
+        (clamps, inner, (8, 15, 3), (2, 5)),
+        (turned, rotated, (12, 14, 12), (4.7, 4.7)),
+    )
+    for op, elements, (forward, backward, kernels), addressed in expected:
+        assert op.addressed == tuple(each * elements for each in addressed)
         assert op.forward_elements == forward * elements
         assert op.backward_elements == backward * elements
         assert op.num_kernels == kernels

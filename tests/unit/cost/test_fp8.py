@@ -7,6 +7,7 @@ import pytest
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import CATALOGUE, find_device
 from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.layers import LayerAnchors, LayerWork
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank, elementwise_phases, gemm_phases
 from amp_ray.errors import InputError
@@ -141,3 +142,17 @@ def test_runtimes_that_cannot_are_refused_by_name(runtime: str) -> None:
     words = f"precision: runtime '{runtime}' does not train in fp8; runtimes that do: torch, mega"
     with pytest.raises(InputError, match=words):
         experiment_from(TEXT.replace("megatron-core", runtime))
+
+
+def test_the_host_launches_a_cast_for_each_operand_of_a_product(experiment: Experiment) -> None:
+    """Two products of attention and two of the feed-forward part, each with an input to cast."""
+    constants = Constants(host_s_per_kernel=1.0)  # the device never takes as long
+    work = LayerWork(
+        layer=experiment.model.layers[1],
+        anchors=LayerAnchors(),
+        traits=experiment.traits,
+        constants=constants,
+    )
+    small, wide = (work.compute(rank(precision)) for precision in ("fp8", "bf16"))
+    assert small.forward_s - wide.forward_s == pytest.approx(4.0)
+    assert small.backward_s - wide.backward_s == pytest.approx(4.0)

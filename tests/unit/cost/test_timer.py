@@ -7,14 +7,10 @@ import pytest
 
 from amp_ray.cost.timer import in_flight, slowest_replica
 from amp_ray.runtimes.traits import RuntimeTraits
-from support.pipelines import bubble_fraction, closed_form_s, schedule_text, simulate_s
+from support.pipelines import simulate_s
 
 TWO = np.array([[1.0, 1.0], [2.0, 2.0]])
 HALF_SECOND = np.full((2, 1), 0.5)
-
-
-def test_closed_form_fills_once_and_waits_for_the_slowest() -> None:
-    assert closed_form_s(np.array([1.0, 3.0, 2.0]), np.array([0.5, 0.25]), 4) == 6.75 + 9.0
 
 
 def test_one_stage_runs_its_micro_batches() -> None:
@@ -46,12 +42,6 @@ def test_arrays_need_not_be_contiguous() -> None:
     assert simulate_s(wide[:, ::2], HALF_SECOND, 1, blocking=True) == 7.0
 
 
-def test_bubble_shrinks_with_micro_batches_and_chunks() -> None:
-    assert bubble_fraction(1, 8) == 0.0
-    assert bubble_fraction(4, 3) == 0.5
-    assert bubble_fraction(4, 3, virtual_stages=3) == 0.25
-
-
 def test_a_stage_holds_a_micro_batch_and_what_the_stages_behind_it_wait_for() -> None:
     assert in_flight(4, 16).tolist() == [4, 3, 2, 1]
     assert in_flight(4, 2).tolist() == [2, 2, 2, 1]
@@ -61,10 +51,6 @@ def test_a_stage_holds_a_micro_batch_and_what_the_stages_behind_it_wait_for() ->
     # all slices of one micro-batch, and one more for every stage behind
     assert in_flight(4, 16, slice_share=0.25).tolist() == [1.75, 1.5, 1.25, 1.0]
     assert in_flight(4, 1, slice_share=0.25)[0] == 1.0
-
-
-def test_one_stage_alternates() -> None:
-    assert schedule_text(1, 2) == "0F0,0B0,0F1,0B1"
 
 
 NO_CUT = np.zeros((2, 0, 1, 1))

@@ -86,31 +86,6 @@ def test_case_does_not_tell_types_apart() -> None:
     assert profile(("t4", 1, 1)).type_of(replace(find_device("T4"), name="T4")) == "t4"
 
 
-def test_measured_sizes_are_taken_as_they_are() -> None:
-    found = profile(("T4", 1, 1), ("T4", 1, 4))
-    assert found.entry("T4", 1, 4) is found.entries["T4", 1, 4]
-
-
-def test_sizes_in_between_are_interpolated() -> None:
-    between = profile(("T4", 1, 1), ("T4", 1, 2), ("T4", 1, 8)).entry("T4", 1, 5)
-    assert between is not None
-    assert between.layer_s == pytest.approx(np.array([5.0, 5.0]))
-    assert between.layer_memory_bytes == pytest.approx(np.array([50.0, 50.0]))
-    assert (between.forward_backward_s, between.optimizer_s) == pytest.approx((45.0, 1.0))
-
-
-def test_an_unknown_whole_stays_unknown_in_between() -> None:
-    entries = {("T4", 1, 1): entry(1.0), ("T4", 1, 3): entry(3.0, whole_s=9.0)}
-    between = PublishedProfile(source="p", entries=entries).entry("T4", 1, 2)
-    assert between is not None
-    assert between.rest_s is None
-
-
-@pytest.mark.parametrize(("tp", "size"), [(1, 1), (1, 9), (4, 2)])
-def test_nothing_is_extrapolated(tp: int, size: int) -> None:
-    assert profile(("T4", 1, 2), ("T4", 1, 8), ("T4", 2, 2)).entry("T4", tp, size) is None
-
-
 def test_a_published_chain_has_an_end_each_and_blocks() -> None:
     model = small_experiment().model
     groups = layer_groups(model)

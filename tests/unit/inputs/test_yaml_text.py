@@ -108,6 +108,10 @@ def test_a_check_of_a_value_is_led_to_its_place() -> None:
     [
         ("", "x: expected a mapping .* found an empty file"),
         ("- a", "x: expected a mapping .* found a list"),
+        ("word", "x: expected a mapping .* found a str"),
+        ("a: 1\n\tb: 2", "x:2: not valid YAML: found character"),
+        ("a: 1\n---\na: 1", "x:2: not valid YAML: but found another document"),
+        ("a: 1\n\x01", r"x:2: not valid YAML: character '\\x01'"),
         ("a: 1\na: 2", "x:2: key 'a' stands here and on line 1: keep one"),
         ("a: {b: 1", "x:1: not valid YAML: .*; the file ends here: is it cut short"),
         ("a: !!int x", "x:1: found the tag .*int'; write the value alone"),

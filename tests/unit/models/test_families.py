@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from amp_ray.inputs.model_shape import BlockSection, ModelSection, model_shape
-from amp_ray.models.blocks import Kernels
+from amp_ray.models.blocks import Kernels, gated
 from amp_ray.models.families import build_model
 from amp_ray.models.model import Layer, LayerList, Model, ModelShape
 from amp_ray.models.operator import Gemm
@@ -385,3 +385,12 @@ def test_activations_of_experts_are_kept_twice_where_a_kernel_weighs_them() -> N
         for weighs in (False, True)
     )
     assert twice - once == 2 * GPT2.sequence_length * 32
+
+
+def test_a_fused_activation_of_experts_is_read_once_more_for_the_gradient_of_its_weight() -> None:
+    plain, weighed = (
+        gated("activation", 32, fused=True, is_weighed=weighs) for weighs in (False, True)
+    )
+    assert weighed.backward_elements - plain.backward_elements == 3 * 32
+    assert weighed.forward_elements == plain.forward_elements
+    assert weighed.saved_elements == plain.saved_elements

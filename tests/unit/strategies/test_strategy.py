@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ DIFFERENT = strategy(
     stage(3, 4, tp=2, dp=1, shares=(4,)),
     placement=(3, 2, 1, 0),
 )
+UNIFORM = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
 
 
 def test_a_candidate_knows_its_devices_and_batch() -> None:
@@ -68,9 +70,6 @@ def test_degrees_that_stages_share_are_told() -> None:
 
 def test_degrees_that_stages_do_not_share_are_none() -> None:
     assert (DIFFERENT.tp, DIFFERENT.dp, DIFFERENT.is_uniform) == (None, None, False)
-
-
-def test_shares_add_up_to_the_micro_batch() -> None:
     assert DIFFERENT.global_batch_size == 4 * 2
 
 
@@ -79,86 +78,60 @@ def test_each_stage_has_its_own_devices() -> None:
     assert DIFFERENT.first_rank == (0, 2)
 
 
-def test_a_strategy_with_different_stages_has_no_candidate() -> None:
+SLICES = ((1, (6, 2)), (3, (3, 3, 2)))
+
+
+def test_a_micro_batch_may_be_cut_into_slices_of_any_tokens() -> None:
+    assert UNIFORM.token_slices == ()
+    assert replace(UNIFORM, token_slices=SLICES).token_slices == SLICES
+
+
+def test_only_equal_stages_with_whole_micro_batches_are_a_candidate() -> None:
     with pytest.raises(ValueError, match=r"expected one tp, dp and recompute .* found tp \[1, 2\]"):
         candidate_of(DIFFERENT)
+    with pytest.raises(ValueError, match="expected whole micro-batches, found token slices"):
+        candidate_of(replace(UNIFORM, token_slices=SLICES))
+
+
+TWO_REPLICAS = {"dp": 2, "shares": (1, 3)}
+ONE_SHARE = "shares need one positive count per dp index"
+SUM = "each adding up to micro_batch_size 4"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"tp": 0}, {}, "tp and dp start at 1, found tp 0 and dp 1"),
+        ({"dp": 0}, {}, "tp and dp start at 1, found tp 1 and dp 0"),
+        ({"recompute": AUTO}, {}, "recompute 'auto' is for a search to choose"),
+        *(({"dp": 2, "shares": shares}, {}, ONE_SHARE) for shares in ((4,), (1, 1, 2), (0, 4))),
+        ({"dp": 2}, {}, r"stages with dp \[2, 1\] need shares"),
+        (TWO_REPLICAS, {}, SUM),
+        ({"dp": 2, "shares": (1, 2)}, {"shares": (4,)}, SUM),
+        (TWO_REPLICAS, {"shares": (3,)}, SUM),
+        ({"shares": (4,)}, {"shares": (4,)}, "and none where every dp is 1"),
+        ({}, {"first": 2}, "stage 1 starts at layer 2; expected 1"),
+        *(
+            ({}, {"placement": placement}, "placement must give 2 ranks a device each")
+            for placement in ((0,), (0, 1, 2), (1, 1), (-1, 0))
+        ),
+    ],
+)
+def test_stages_that_make_no_strategy_are_refused(
+    first: dict[str, Any], second: dict[str, Any], message: str
+) -> None:
+    ranks = first.get("dp", 1) + 1
+    placement = second.pop("placement", tuple(range(ranks)))
+    with pytest.raises(ValueError, match=message):
+        strategy(
+            stage(0, 1, **first), stage(second.pop("first", 1), 3, **second), placement=placement
+        )
 
 
 @pytest.mark.parametrize("bounds", [(0, 1), (0, 1, 2, 3), (1, 2, 3)])
 def test_bounds_of_another_number_of_stages_are_refused(bounds: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="bounds must run from 0 in 2 stages"):
         Strategy.uniform(candidate(), bounds)
-
-
-def test_an_empty_stage_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a stage needs layers, found \[2, 2\)"):
-        Strategy.uniform(candidate(), (0, 2, 2))
-
-
-def test_a_gap_between_stages_is_refused() -> None:
-    with pytest.raises(ValueError, match="stage 1 starts at layer 3; expected 2"):
-        strategy(stage(0, 2), stage(3, 4), placement=(0, 1))
-
-
-@pytest.mark.parametrize("placement", [(0,), (0, 1, 2), (1, 1), (-1, 0)])
-def test_a_placement_that_is_not_one_device_each_is_refused(placement: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="placement must give 2 ranks a device each"):
-        strategy(stage(0, 2), stage(2, 4), placement=placement)
-
-
-def test_different_dp_without_shares_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"stages with dp \[2, 1\] need shares"):
-        strategy(stage(0, 1, dp=2), stage(1, 2), placement=(0, 1, 2))
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [((1, 3), None), ((1, 2), (4,)), ((1, 3), (3,))],
-    ids=["one stage without", "too few samples", "samples lost on the way"],
-)
-def test_shares_that_do_not_add_up_are_refused(
-    first: tuple[int, ...], second: tuple[int, ...] | None
-) -> None:
-    with pytest.raises(ValueError, match="each adding up to micro_batch_size 4"):
-        strategy(stage(0, 1, dp=2, shares=first), stage(1, 2, shares=second), placement=(0, 1, 2))
-
-
-def test_shares_that_say_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="and none where every dp is 1"):
-        strategy(stage(0, 1, shares=(4,)), stage(1, 2, shares=(4,)), placement=(0, 1))
-
-
-@pytest.mark.parametrize("shares", [(4,), (1, 1, 2), (0, 4)])
-def test_shares_that_do_not_fit_dp_are_refused(shares: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="shares need one positive count per dp index"):
-        stage(0, 1, dp=2, shares=shares)
-
-
-@pytest.mark.parametrize(
-    ("others", "message"),
-    [
-        ({"tp": 0}, "tp and dp start at 1, found tp 0 and dp 1"),
-        ({"dp": 0}, "tp and dp start at 1, found tp 1 and dp 0"),
-        ({"recompute": AUTO}, "recompute 'auto' is for a search to choose"),
-    ],
-)
-def test_a_stage_that_could_not_run_is_refused(others: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        stage(0, 1, **others)
-
-
-def test_a_strategy_without_stages_is_refused() -> None:
-    with pytest.raises(ValueError, match="a strategy needs stages"):
-        strategy(placement=())
-
-
-SLICES = ((1, (6, 2)), (3, (3, 3, 2)))
-
-
-def test_a_micro_batch_may_be_cut_into_slices_of_any_tokens() -> None:
-    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
-    assert plan.token_slices == ()
-    assert replace(plan, token_slices=SLICES).token_slices == SLICES
 
 
 @pytest.mark.parametrize(
@@ -172,17 +145,14 @@ def test_a_micro_batch_may_be_cut_into_slices_of_any_tokens() -> None:
     ],
 )
 def test_slices_that_make_no_micro_batch_are_refused(slices: TokenSlices, message: str) -> None:
-    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
     with pytest.raises(ValueError, match=message):
-        replace(plan, token_slices=slices)
+        replace(UNIFORM, token_slices=slices)
 
 
-def test_slices_and_uneven_shares_are_refused_together() -> None:
+def test_no_stages_an_empty_one_and_slices_of_uneven_shares_are_refused() -> None:
+    with pytest.raises(ValueError, match="a strategy needs stages"):
+        strategy(placement=())
+    with pytest.raises(ValueError, match=r"a stage needs layers, found \[2, 2\)"):
+        Strategy.uniform(candidate(), (0, 2, 2))
     with pytest.raises(ValueError, match="token_slices need stages that share samples evenly"):
         replace(DIFFERENT, token_slices=SLICES)
-
-
-def test_a_strategy_with_slices_is_more_than_a_candidate() -> None:
-    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
-    with pytest.raises(ValueError, match="expected whole micro-batches, found token slices"):
-        candidate_of(replace(plan, token_slices=SLICES))

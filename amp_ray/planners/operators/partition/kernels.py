@@ -318,7 +318,7 @@ def _fill_table(
         + _largest(programme.backward_reserved[option])
         + _largest(programme.again_bytes[option])
     )
-    for row in range(cuts.size):
+    for row in range(cuts.size - 1):  # no stage begins at the end
         begin, end = blocks.row_begin[table, row], blocks.row_begin[table, row + 1]
         ends = cuts[blocks.row_low[table, row] :]
         _fill_row(

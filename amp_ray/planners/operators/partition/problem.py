@@ -162,7 +162,6 @@ class OperatorStage:
     start: int  # first operator
     end: int  # one past the last operator
     option: int  # index of the option
-    first_device: int  # number of devices in front of the stage
     recomputed: tuple[int, ...]  # recomputed operators, ascending
     time_s: float  # of one micro-batch
 

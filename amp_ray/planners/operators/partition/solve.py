@@ -421,7 +421,6 @@ class Round:
 
     def _solution(self, search: _Caps) -> OperatorSolution:
         stages = []
-        place = 0
         for index in search.path:
             start, end, _, behind, _ = self._place(index)
             option = self.option[index]
@@ -430,12 +429,10 @@ class Round:
                     start=start,
                     end=end,
                     option=option,
-                    first_device=place,
                     recomputed=self.prices.recomputed(option, behind, start, end),
                     time_s=float(self.upper_s[index]),
                 )
             )
-            place += int(self.problem.devices[option])
         return OperatorSolution(
             stages=tuple(stages),
             value_s=search.value_s,

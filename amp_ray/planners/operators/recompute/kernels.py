@@ -276,7 +276,7 @@ def relaxed_s(
         return 0.0
     while charged[last] == np.inf:
         last -= 1
-    likely = min(hints[last + 1], last)
+    likely = min(hints[charged.size], last)
     need = (excess + charged[likely]) / in_flight
     least_s = known_s * (1 + 1e-12)
     least_s = _least_of_peak(likely, need, least_s, hints, levels, rest, layers, head, where)
@@ -286,14 +286,14 @@ def relaxed_s(
             break
         seconds = _least_of_peak(peak, need, least_s, hints, levels, rest, layers, head, where)
         if seconds < least_s:
-            least_s, hints[last + 1] = seconds, peak
+            least_s, hints[charged.size] = seconds, peak
     for peak in range(likely - 1, -1, -1):
         if _lagrangian_s(peak, hints[peak], least, levels, rest, layers, head, where) >= least_s:
             break
         need = (excess + charged[peak]) / in_flight
         seconds = _least_of_peak(peak, need, least_s, hints, levels, rest, layers, head, where)
         if seconds < least_s:
-            least_s, hints[last + 1] = seconds, peak
+            least_s, hints[charged.size] = seconds, peak
     return least_s if least_s < known_s else np.inf
 
 

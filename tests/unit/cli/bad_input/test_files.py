@@ -8,50 +8,21 @@ from support.bad_input import EXPERIMENT, MODEL, NODE, WITH_HOSTFILE, Refused, e
 
 TEXTS: Final[dict[str, tuple[str | bytes, str]]] = {
     "empty": ("", "experiment.yaml: expected a mapping of keys such as"),
-    "only comments": ("# later\n", "found an empty file"),
-    "a list": ("- name: x\n", "experiment.yaml: expected a mapping of keys such as 'name:' and"),
-    "a word": ("homogeneous\n", "found a str"),
-    "cut short within a mapping": (
-        EXPERIMENT[: EXPERIMENT.index("hidden_size")],
-        "experiment.yaml:2: not valid YAML: ",
-    ),
     "cut short between keys": (
         EXPERIMENT[: EXPERIMENT.index("runtime")],
         "experiment.yaml: global_batch_size: key 'global_batch_size' is missing",
-    ),
-    "key twice": (
-        EXPERIMENT + "precision: bf16\n",
-        "experiment.yaml:12: key 'precision' stands here and on line 7: keep one",
     ),
     "key twice within a mapping": (
         edited((NODE, "slots: 2, slots: 4, ")),
         "experiment.yaml:5: key 'slots' stands here and on line 5: keep one",
     ),
-    "tabs": (edited(("  nodes", "\tnodes")), "experiment.yaml:4: not valid YAML: found character"),
-    "two documents": (
-        EXPERIMENT + "---\n" + EXPERIMENT,
-        "experiment.yaml:12: not valid YAML: but found another document",
-    ),
-    "control character": (
-        EXPERIMENT + "\x01",
-        "experiment.yaml:12: not valid YAML: character '\\x01'",
-    ),
-    "tag": (
-        edited(("name: mistaken", "name: !!python/name:os.system x")),
-        "experiment.yaml:1: found the tag 'tag:yaml.org,2002:python/name:os.system'; write the",
-    ),
-    "list as a key": ("? [a, b]\n: c\n", "experiment.yaml:1: expected a word as the key, found a"),
-    "value within itself": (
-        edited(("search: {space: uniform}", "search: &all {space: *all}")),
-        "experiment.yaml:11: a value cannot stand within itself",
-    ),
-    "nested too deeply": ("a: " + "[" * 5000, "experiment.yaml:1: not valid YAML: nested mo"),
     "not UTF-8": (
         b"name: caf\xe9\n",
         "experiment.yaml: not a text file (byte 9 is not UTF-8)",
     ),
     "UTF-16": (EXPERIMENT.encode("utf-16"), "experiment.yaml: not a text file (byte 0 is not UTF"),
 }
+"""The messages about YAML itself are tested in unit/inputs/test_yaml_text.py."""
 
 
 @pytest.mark.parametrize(("content", "message"), TEXTS.values(), ids=TEXTS)

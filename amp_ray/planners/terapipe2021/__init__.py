@@ -1,1 +1,0 @@
-"""TeraPipe's planner (2021): tries upper bounds on the slowest slice, in ascending order."""
