@@ -47,6 +47,10 @@ class Path:
     gather: Curve | None = None
     exchange: Curve | None = None  # all-to-all, if it was measured
 
+    def __hash__(self) -> int:
+        """Hash the plain figures: the curves follow from them, and have many values."""
+        return hash((self.bytes_per_s, self.step_s, self.num_nodes, self.tree_s))
+
 
 NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)
 """Path of a group of one rank, which sends nothing."""

@@ -250,6 +250,8 @@ def _fill_starts(
     """Write `earliest_starts`; ``most`` and ``at_once`` are scratch of shape ``(L + 1,)``."""
     num_layers = layers.shape[1] - 1
     for stage in range(len(limits)):
+        if limits[stage] == np.inf:  # every stage fits; no later one goes on from here
+            continue
         for end in range(1, num_layers + 1):
             first, temporary = end, 0.0
             if goes_on[stage] and at_once[end]:

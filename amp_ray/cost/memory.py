@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Protocol, Self
 
@@ -377,6 +377,11 @@ class MemoryModel:
         stages = self._stages, self._part_stages
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
+    @memoised
+    def starts_within(self, limit_bytes: float, num_again: int | None) -> IntArray:
+        """Return `earliest_starts` for devices that all have this memory."""
+        return self.earliest_starts(np.full(self.candidate.pp, limit_bytes), num_again)
+
     def most_blocks(
         self, limit_bytes: float, places: tuple[int, ...], num_again: int, *, by_chunk: bool = True
     ) -> IntArray:
@@ -712,24 +717,19 @@ class StageMemory:
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
         """
-        return reduce(
-            np.maximum,
-            (
-                memory.earliest_starts(scale * limit, num_again)
-                for memory, limit in self._limits.items()
-            ),
-        )
-
-    @cached_property
-    def _limits(self) -> dict[MemoryModel, FloatArray]:
-        """For each memory model, the bytes of each stage's devices; infinite in other stages."""
-        limits: dict[MemoryModel, FloatArray] = {}
-        for stage, needs in enumerate(self.needs):
-            for memory, device in needs:
-                if memory not in limits:
-                    limits[memory] = np.full(len(self.needs), np.inf)
-                limits[memory][stage] = device.memory_bytes
-        return limits
+        first, smallest = self.needs[0][0]
+        if all(len(needs) == 1 and needs[0] == (first, smallest) for needs in self.needs):
+            limits = np.full(len(self.needs), scale * smallest.memory_bytes)
+            return first.earliest_starts(limits, num_again)
+        # On mixed devices many stages share a row, and many plans share a table
+        rows = [
+            [
+                memory.starts_within(scale * device.memory_bytes, num_again)[stage]
+                for memory, device in needs
+            ]
+            for stage, needs in enumerate(self.needs)
+        ]
+        return np.array([row[0] if len(row) == 1 else np.max(row, axis=0) for row in rows])
 
 
 def stage_memory(

@@ -219,12 +219,11 @@ class Messages:
     def _held(self) -> FloatArray:
         """Bytes of a sample in a receiving rank, shape ``(2, num_cuts, num_layers + 1)``."""
         keys = 2 * self.tps[:, ::-1].T + self.divided
-        distinct, index = np.unique(keys, return_inverse=True)
-        tables = [
-            self.model.sample_bytes(key // 2, divided=bool(key % 2)) for key in distinct.tolist()
-        ]
+        number: dict[int, int] = {}
+        index = [[number.setdefault(key, len(number)) for key in row] for row in keys.tolist()]
+        tables = [self.model.sample_bytes(key // 2, divided=bool(key % 2)) for key in number]
         shape = -1, self.model.model.num_layers + 1
-        held: FloatArray = np.array(tables).reshape(shape)[index.reshape(keys.shape)]
+        held: FloatArray = np.array(tables).reshape(shape)[np.array(index, np.int64)]
         return held
 
 

@@ -6,11 +6,12 @@ samples divide into *parts*: groups of different parts exchange no samples and r
 until gradients are synchronised. With equal stages every replica is a part.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -282,7 +283,7 @@ def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]
     """
     ends = [list(accumulate(row)) for row in shares]
     borders = sorted(set(ends[0]).intersection(*ends[1:]))
-    return tuple(tuple(int(np.searchsorted(borders, end)) for end in row_ends) for row_ends in ends)
+    return tuple(tuple(bisect_left(borders, end) for end in row_ends) for row_ends in ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -381,38 +382,6 @@ class StageTimes:
         return split
 
 
-_MOST_CODES: Final = 2**62
-"""Numbers that fit 64 bits."""
-
-
-def first_rows(columns: IntArray) -> tuple[IntArray, IntArray]:
-    """Number distinct columns in the order of their first appearance.
-
-    Args:
-        columns: Shape ``(num_values, num_columns)``.
-
-    Returns:
-        Number of each column, and the place of the first column with each number.
-
-    Example:
-        >>> number, first = first_rows(np.array([[5, 3, 5], [1, 1, 1]]))
-        >>> number.tolist(), first.tolist()
-        ([0, 1, 0], [0, 1])
-    """
-    codes, num_codes = np.zeros(columns.shape[1], dtype=np.int64), 1
-    for row in columns:
-        num_values = int(row.max()) + 1
-        if num_codes * num_values > _MOST_CODES:
-            distinct, codes = np.unique(codes, return_inverse=True)
-            num_codes = len(distinct)
-        codes, num_codes = codes * num_values + row, num_codes * num_values
-    _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    return number[codes], first[order]
-
-
 def prefix_sums(rows: FloatArray) -> FloatArray:
     """Return prefix sums of shape ``(num_rows, num_layers + 1)`` of ``(num_rows, num_layers)``."""
     prefix = np.zeros((rows.shape[0], rows.shape[1] + 1))
@@ -471,36 +440,33 @@ class TimeTables:
         """Sort tensor-parallel groups into kinds of equal times; for the arguments see `times`."""
         _, of_stage = stages.distinct_options
         exchanges: dict[Path, int] = {}
-        of_exchange = [
-            exchanges.setdefault(path, len(exchanges))
-            for path in stages.exchanges(self.topology, self.copies)
-        ]
         context = stages.context_rings(self.topology)
-        sets: dict[frozenset[int], int] = {}
-        columns = np.array(
-            [
-                [sets.setdefault(device_types, len(sets)) for device_types in types],
-                rings.index,
-                np.array(of_exchange)[stages.stage_of_group],
-                context.index,
-                np.array(of_stage)[stages.stage_of_group],
-                stages.samples,
-            ]
-        )
-        kind, places = first_rows(columns)
-        type_sets, paths = list(sets), list(exchanges)
+        number: dict[tuple[frozenset[int], int, int, int, int, int], int] = {}
+        kind: list[int] = []
+        for stage, path in enumerate(stages.exchanges(self.topology, self.copies)):
+            first, end = stages.first_group[stage : stage + 2]
+            options, exchange = of_stage[stage], exchanges.setdefault(path, len(exchanges))
+            groups = zip(
+                types[first:end],
+                rings.index[first:end],
+                context.index[first:end],
+                stages.shares[stage],
+                strict=True,
+            )
+            kind += [number.setdefault((*row, options, exchange), len(number)) for row in groups]
+        paths = list(exchanges)
         distinct = tuple(
             GroupKind(
-                types=tuple(sorted(type_sets[device_types])),
+                types=tuple(sorted(device_types)),
                 ring=rings.paths[ring],
                 exchange=paths[exchange],
                 context=context.paths[around],
-                options=of,
+                options=options,
                 samples=samples,
             )
-            for device_types, ring, exchange, around, of, samples in columns[:, places].T.tolist()
+            for device_types, ring, around, samples, options, exchange in number
         )
-        return GroupKinds(stages=stages, distinct=distinct, kind=kind)
+        return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind))
 
     def of_kinds(self, kinds: GroupKinds) -> StageTimes:
         """Return the layer times of stages, from the kinds of their groups."""

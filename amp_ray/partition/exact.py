@@ -108,6 +108,19 @@ def solve(
     )
 
 
+def best_chain(programme: Programme, num_micro_batches: int) -> tuple[int, ...] | None:
+    """Return the bounds of the best partition of a programme, as `solve` does; None without one."""
+    search = _Search(
+        met=None,
+        programme=programme,
+        scratch=scratch_for(programme),
+        num_later=num_micro_batches - 1,
+    )
+    search.run(math.inf)
+    num_layers = programme.time_prefix_s.shape[1] - 1
+    return (*search.starts, num_layers) if search.starts else None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Search(CapSearch):
     """The search over one problem."""

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_ray.arrays import BoolArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.kernels import Programme, Scratch, count_stages
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.tables import Number
@@ -21,9 +21,11 @@ def laid_out(problem: PartitionProblem) -> Programme:
         options.time_row[members],
         options.bottleneck_row[members] % len(bottleneck_end_s),
     )
-    taken_off_s = tables.time_prefix_s[class_time] - bottleneck_start_s[class_bottleneck]
-    brought_s = tables.time_prefix_s[class_time] + bottleneck_end_s[class_bottleneck]
-    class_start_s, class_end_s = np.maximum.accumulate(taken_off_s, axis=1), _suffix_min(brought_s)
+    start_s, end_s, regular = _windows(
+        tables.time_prefix_s[class_time],
+        bottleneck_start_s[class_bottleneck],
+        bottleneck_end_s[class_bottleneck],
+    )
     option_from, option_to = options.from_state[order], options.to_state[order]
     is_final, fewest, most = _states(problem)
     count_stages(option_from, option_to, fewest, most)
@@ -38,9 +40,9 @@ def laid_out(problem: PartitionProblem) -> Programme:
         class_time=class_time,
         class_bottleneck=class_bottleneck,
         class_overhead_s=options.overhead_s[members],
-        class_start_s=class_start_s,
-        class_end_s=class_end_s,
-        class_regular=((class_start_s == taken_off_s) & (class_end_s == brought_s)).all(axis=1),
+        class_start_s=start_s,
+        class_end_s=end_s,
+        class_regular=regular,
         option_from=option_from,
         option_to=option_to,
         option_class=classes[order],
@@ -52,6 +54,69 @@ def laid_out(problem: PartitionProblem) -> Programme:
         most=most,
     )
     return limited(laid, tables.earliest_start)
+
+
+def laid_out_chain(
+    times: tuple[FloatArray, IntArray],
+    cuts: tuple[FloatArray, IntArray],
+    bottlenecks: tuple[FloatArray, FloatArray, IntArray | None],
+    earliest_start: IntArray,
+    latest_start: IntArray,
+) -> Programme:
+    """Lay out the problem of `chain_problem` from arrays, which are not checked.
+
+    Args:
+        times: ``time_prefix_s``, and the row of each of the ``S`` stages.
+        cuts: ``cut_time_s``, and the row of each of the ``S - 1`` cuts.
+        bottlenecks: ``bottleneck_start_s`` and ``bottleneck_end_s``, and the row of each stage;
+            None if transfers do not block.
+        earliest_start: Shape ``(S, L + 1)``. By stage.
+        latest_start: As in `StageTables`; empty if stages need no layers.
+    """
+    (prefix_s, time_row), (cut_time_s, cut_row) = times, cuts
+    before_s, behind_s, bottleneck_row = bottlenecks
+    num_stages, width = len(time_row), prefix_s.shape[1]
+    if bottleneck_row is None:
+        before_s = behind_s = np.empty((0, width))
+        bottleneck_row = np.zeros(num_stages, np.int64)
+    before_s, behind_s = _with_empty_row(before_s), _with_empty_row(behind_s)
+    number: dict[tuple[int, int], int] = {}
+    pairs = zip(time_row.tolist(), bottleneck_row.tolist(), strict=True)
+    option_class = np.array([number.setdefault(pair, len(number)) for pair in pairs])
+    class_time, class_bottleneck = np.array(list(number)).T.copy()
+    start_s, end_s, regular = _windows(
+        prefix_s[class_time], before_s[class_bottleneck], behind_s[class_bottleneck]
+    )
+    cut_time_s = _with_empty_row(cut_time_s.reshape(-1, width))
+    cut_time_s[:, 0] = 0.0
+    stages = np.arange(num_stages + 1)
+    is_final = np.zeros(num_stages + 1, np.bool_)
+    is_final[-1] = True
+    laid = Programme(
+        time_prefix_s=_read_only(prefix_s),
+        cut_time_s=cut_time_s,
+        bottleneck_start_s=before_s,
+        bottleneck_end_s=behind_s,
+        earliest_start=earliest_start,
+        latest_start=_read_only(latest_start if latest_start.size else np.arange(width) - 1),
+        earliest_floor=earliest_start,
+        class_time=class_time,
+        class_bottleneck=class_bottleneck,
+        class_overhead_s=np.zeros(len(number)),
+        class_start_s=start_s,
+        class_end_s=end_s,
+        class_regular=regular,
+        option_from=stages[:-1],
+        option_to=stages[1:],
+        option_class=option_class,
+        option_cut=np.concatenate(([len(cut_time_s) - 1], cut_row)),
+        option_memory=stages[:-1],
+        option_fixed_s=np.zeros(num_stages),
+        is_final=is_final,
+        fewest=stages,
+        most=width - 1 - stages[::-1],
+    )
+    return limited(laid, earliest_start)
 
 
 def limited(programme: Programme, earliest_start: IntArray) -> Programme:
@@ -88,6 +153,23 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
     most = np.full(num_states, -num_states)
     most[final_states] = problem.num_layers
     return is_final, fewest, most
+
+
+def _windows(
+    prefix_s: FloatArray, start_s: FloatArray, end_s: FloatArray
+) -> tuple[FloatArray, FloatArray, BoolArray]:
+    """Return ``class_start_s``, ``class_end_s`` and ``class_regular`` of a programme."""
+    taken_off_s, brought_s = prefix_s - start_s, prefix_s + end_s
+    class_start_s, class_end_s = np.maximum.accumulate(taken_off_s, axis=1), _suffix_min(brought_s)
+    regular = ((class_start_s == taken_off_s) & (class_end_s == brought_s)).all(axis=1)
+    return class_start_s, class_end_s, regular
+
+
+def _read_only(array: NDArray[Number]) -> NDArray[Number]:
+    """Return a view that the kernels take for the same type as a checked table."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
 
 
 def _with_empty_row(table: NDArray[Number]) -> NDArray[Number]:

@@ -19,6 +19,8 @@ from amp_ray.partition import (
     even_bounds,
     solve,
 )
+from amp_ray.partition.exact import best_chain
+from amp_ray.partition.layout import laid_out_chain
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.search.effort import EFFORT, SearchEffort
 
@@ -51,11 +53,14 @@ def best_bounds(
     if costs.stages.pp == 1:
         return 0, experiment.model.num_layers
     latest = latest_starts(experiment, costs.stages)
+    times, cuts, bottlenecks = _stage_rows(costs, experiment.traits)
+    starts = costs.memory.earliest_starts(memory_scale)
+    programme = laid_out_chain(times, cuts, bottlenecks, starts, latest)
+    num_micro_batches = costs.stages.num_micro_batches * costs.stages.virtual_stages
+    if (bounds := best_chain(programme, num_micro_batches)) is not None:
+        return bounds
     problem = partition_problem(costs, experiment.traits, latest, memory_scale)
-    solution = solve(problem)
-    partition = (
-        solution if isinstance(solution, PartitionSolution) else without_limits(problem, effort)
-    )
+    partition = without_limits(problem, effort)
     assert partition is not None, "without limits every chain with enough layers has a partition"
     return partition.bounds
 
@@ -184,12 +189,9 @@ def partition_problem(
         latest_start: From `latest_starts`; empty if stages need no parameters.
         memory_scale: Every device's memory is multiplied by it.
     """
-    time_prefix_s, time_row = costs.times.rows()
-    cut_time_s, cut_row = costs.messages.rows()
-    cut_row = cut_row[: costs.stages.pp - 1]  # the last row is the cut behind the last stage
-    start_s, end_s, bottleneck_row = _bottlenecks(
-        cut_time_s, cut_row, blocking=traits.blocking_transfers
-    )
+    times, cuts, bottlenecks = _stage_rows(costs, traits)
+    (time_prefix_s, time_row), (cut_time_s, cut_row) = times, cuts
+    start_s, end_s, bottleneck_row = bottlenecks
     tables = StageTables(
         time_prefix_s=time_prefix_s,
         cut_time_s=cut_time_s,
@@ -206,6 +208,20 @@ def partition_problem(
         bottleneck_row=bottleneck_row,
         memory_row=np.arange(costs.stages.pp),
     )
+
+
+def _stage_rows(
+    costs: StageCosts, traits: RuntimeTraits
+) -> tuple[
+    tuple[FloatArray, IntArray],
+    tuple[FloatArray, IntArray],
+    tuple[FloatArray, FloatArray, IntArray | None],
+]:
+    """Return times, cuts and bottlenecks of stages in a row, as for `laid_out_chain`."""
+    cut_time_s, cut_row = costs.messages.rows()
+    cut_row = cut_row[: costs.stages.pp - 1]  # the last row is the cut behind the last stage
+    bottlenecks = _bottlenecks(cut_time_s, cut_row, blocking=traits.blocking_transfers)
+    return costs.times.rows(), (cut_time_s, cut_row), bottlenecks
 
 
 def latest_starts(experiment: Experiment, stages: PlacedStages | None = None) -> IntArray:

@@ -54,6 +54,11 @@ class StageOptions:
                 f"{self.expert_tp} for {self.num_ranks} ranks (tp {self.tp}, dp {self.dp})"
             )
 
+    def __hash__(self) -> int:
+        """Hash the fields that usually differ: a search looks options up 100,000 times."""
+        recompute = self.recompute
+        return hash((self.tp, self.dp, recompute.kind, recompute.layers, self.zero.stage, self.ep))
+
     @property
     def expert_tp(self) -> int:
         """Ranks that divide each expert."""

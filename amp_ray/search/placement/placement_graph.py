@@ -7,8 +7,8 @@ the next one, so it depends on the cuts on both sides.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -53,8 +53,10 @@ class Grower:
         """Return a level per stage; None if there are too many options."""
         if not self._fits:
             return None
-        start = np.zeros((1, len(self.moves)), np.int64)
-        levels = [self._first(start)]
+        key = self.moves, self.dp, replace(self.scope, max_options=0), self.effort
+        if growth_of(*key).exceeds(num_stages, self.scope.max_options):
+            return None
+        levels = [self.first()]
         num_options = len(levels[0].source)
         if self._num_device_sets(levels[0]) > self.effort.max_device_sets:
             return None
@@ -90,9 +92,10 @@ class Grower:
         columns = [moves.devices_of_state[level.states[:, c]] for c, moves in enumerate(self.moves)]
         return len(distinct_rows(columns)[0])
 
-    def _first(self, start: IntArray) -> Level:
+    def first(self) -> Level:
         """Return the vertices of the first stage."""
-        expanded = self._expanded(start, math.inf)
+        start = np.zeros((1, len(self.moves)), np.int64)
+        expanded = self.expanded(start, math.inf)
         assert expanded is not None, "the candidate has no more units than there are"
         _, steps = expanded
         states = self._after(steps)
@@ -109,10 +112,17 @@ class Grower:
 
     def _next(self, level: Level, max_options: int) -> Level | None:
         """Return the vertices of the next stage."""
-        expanded = self._expanded(level.states, max_options)
-        if expanded is None:
-            return None
-        source, steps = expanded
+        expanded = self.expanded(level.states, max_options)
+        return None if expanded is None else self.joined(len(level.states), *expanded)
+
+    def joined(self, num_vertices: int, source: IntArray, steps: IntArray) -> Level | None:
+        """Return the vertices that options of a level lead to; None if cuts are too many.
+
+        Args:
+            num_vertices: Vertices in the level.
+            source: Vertex of each option.
+            steps: Step of every class, by option.
+        """
         priced = self._priced(steps)
         if priced is None:
             return None
@@ -122,7 +132,7 @@ class Grower:
         code = (states @ self._state_radix) * (int(cut_row.max(initial=0)) + 1) + cut_row
         _, first, target = np.unique(code, return_index=True, return_inverse=True)
         target = target.reshape(-1)
-        kept = first_of_each(source * len(first) + target, len(level.states) * len(first))
+        kept = first_of_each(source * len(first) + target, num_vertices * len(first))
         return Level(
             states=states[first],
             cut_row=cut_row[first],
@@ -157,7 +167,7 @@ class Grower:
         option, offset = repeated(count[kind])
         return option, rows[begin[kind[option]] + offset]
 
-    def _expanded(self, states: IntArray, most: float) -> tuple[IntArray, IntArray] | None:
+    def expanded(self, states: IntArray, most: float) -> tuple[IntArray, IntArray] | None:
         """Return sources and steps of all options; None if there are none, or too many.
 
         Args:
@@ -207,6 +217,51 @@ class Grower:
             enough &= free >= units
             parts += (free > units) & (units > 0)
         return enough & (parts <= 1) if self.scope.pure else enough
+
+
+@dataclass(slots=True, kw_only=True)
+class Growth:
+    """Options of the graph if all cuts cost the same: no more than of any graph with prices.
+
+    So what is too large here is too large for every size of the micro-batch, and every graph is the
+    begin of those with more stages.
+    """
+
+    grower: Grower
+    _states: IntArray = field(init=False)  # vertices of the last level, as in `Level`
+    _size: int = field(init=False)  # options up to it
+    # Options up to each level, before equal ones are joined
+    _needed: list[int] = field(init=False)
+    _too_few: int = -1  # a limit that the next level exceeds
+
+    def __post_init__(self) -> None:
+        """Begin with the first stage."""
+        first = self.grower.first()
+        self._states, self._size, self._needed = first.states, len(first.source), [0]
+
+    def exceeds(self, num_stages: int, max_options: int) -> bool:
+        """Return whether a graph of so many stages certainly has more options than a limit."""
+        while len(self._needed) < num_stages and max(self._needed) <= max_options:
+            if max_options <= self._too_few:
+                return True
+            options = self.grower.expanded(self._states, max_options - self._size)
+            level = options and self.grower.joined(len(self._states), *options)
+            if not options or not level:
+                self._too_few = max_options
+                return True
+            self._needed.append(self._size + len(options[0]))
+            self._states, self._size = level.states, self._size + len(level.source)
+        return max(self._needed[:num_stages]) > max_options
+
+
+@lru_cache(maxsize=16)
+def growth_of(moves: tuple[ClassMoves, ...], dp: int, scope: Scope, effort: SearchEffort) -> Growth:
+    """Return the growth of a graph; candidates with the same tp and dp share it."""
+
+    def same(relations: Sequence[tuple[Pairs, ...]]) -> list[tuple[CutRow, ...]]:
+        return [(CutRow(row=0, matching=()),)] * len(relations)
+
+    return Growth(grower=Grower(moves=moves, dp=dp, cut_rows=same, scope=scope, effort=effort))
 
 
 def _compositions(units: int, numbers: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:

@@ -14,6 +14,7 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.kernels import RankTable
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Rings, Topology
+from amp_ray.memo import memoised
 from amp_ray.partition.rows import repeated
 from amp_ray.search.stage_groups.device_groups import DeviceGraph, DeviceGroup, DeviceGroups
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
@@ -207,7 +208,7 @@ class GroupCosts:
         for kind in kinds:
             self._steps(kind)
         row = self._rows.setdefault(frozenset(kinds), len(self._rows))
-        options = replace(self.candidate.options, tp=group.tp, dp=len(shares))
+        options = self._with_degrees(group.tp, len(shares))
         return GroupOption(
             device_group=group,
             options=options,
@@ -216,6 +217,10 @@ class GroupCosts:
             needs=tuple(sorted(needs)),
             step_end=self.device_groups.step_end(group, options),
         )
+
+    @memoised
+    def _with_degrees(self, tp: int, dp: int) -> StageOptions:
+        return replace(self.candidate.options, tp=tp, dp=dp)
 
     def tied_s(self, group: DeviceGroup) -> float:
         """Return the time of tied weights for a stage at an end of the pipeline."""

@@ -12,7 +12,7 @@ solved again, with the exact costs of their pairs.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -23,6 +23,7 @@ import numpy as np
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import prefix_sums
+from amp_ray.memo import memoised
 from amp_ray.partition import (
     NO_ROW,
     InfeasiblePartition,
@@ -74,7 +75,8 @@ class MemoryLimits:
         """Number of positions from the end at which micro-batches in flight differ."""
         return min(self.most_stages, self.candidate.num_micro_batches)
 
-    def row(self, options: StageOptions, needs: Sequence[tuple[int, float]]) -> int:
+    @memoised
+    def row(self, options: StageOptions, needs: tuple[tuple[int, float], ...]) -> int:
         """Return the index of a stage's limits, and add them if they are new.
 
         Args:
@@ -361,7 +363,10 @@ class GroupsProblem:
             before_s = np.vstack([nothing, least_s[:, ::-1]])
             before_row[inner] = least_row + 1
         first, row = distinct_rows([cut_row, before_row])
-        return behind_s[cut_row[first]], before_s[before_row[first]], row
+        behind_s, before_s = behind_s[cut_row[first]], before_s[before_row[first]]
+        # No stage with a cut reaches these columns; as here, the solver need not try every start
+        behind_s[:, 0], before_s[:, -1] = behind_s[:, 1], before_s[:, -2]
+        return behind_s, before_s, row
 
     @cached_property
     def _prices(self) -> CutPrices:

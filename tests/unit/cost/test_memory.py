@@ -16,6 +16,7 @@ from amp_ray.runtimes.traits import RuntimeTraits, find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.zero import Zero
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 BLOCK_BYTES = 100.0
 """What one sample of a block keeps, and what crosses a boundary: 50 elements of 2 bytes."""
@@ -352,3 +353,17 @@ def test_single_precision_shards_are_weights_where_they_are_rounded_when_gathere
     memory = memory_of(rounds, constants, dp=4, zero_stage=3)
     bytes_of = {part: memory.only(part).peak(0, 0, 4) for part in ("weights", "gradients")}
     assert bytes_of == {"weights": 400.0, "gradients": 400.0}
+
+
+@pytest.mark.parametrize("scale", [0.004, 0.02, 0.06, 1.0])
+def test_starts_on_mixed_devices_are_those_with_the_memory_of_each_stage(scale: float) -> None:
+    cost_model = mixed_cost_model(slow_gib=4.0)
+    memory = cost_model.costs(mixed_candidate()).memory
+    (model,) = {model for needs in memory.needs for model, _ in needs}
+    limits = np.array([scale * device.memory_bytes for ((_, device),) in memory.needs])
+    assert len(set(limits.tolist())) == 2
+    starts = model.earliest_starts(limits)
+    assert memory.earliest_starts(scale).tolist() == starts.tolist()
+    boundless = np.where(np.arange(len(limits)) % 2, np.inf, limits)
+    assert model.earliest_starts(boundless)[::2].tolist() == starts[::2].tolist()
+    assert not model.earliest_starts(boundless)[1::2].any()

@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from amp_ray.partition.exact import solve
+from amp_ray.partition.exact import best_chain, solve
+from amp_ray.partition.layout import laid_out_chain
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
@@ -156,3 +157,40 @@ def test_refuses_a_budget_of_nothing() -> None:
 def test_refuses_an_upper_bound_that_is_no_number() -> None:
     with pytest.raises(ValueError, match="upper_bound_s is not a number"):
         solve(row_of(1, [1.0], 1), upper_bound_s=math.nan)
+
+
+def test_a_chain_from_plain_arrays_is_cut_as_the_checked_problem_is() -> None:
+    rng = np.random.default_rng(5)
+    infeasible = 0
+    for _ in range(200):
+        layers, stages, num_micro_batches = (int(rng.integers(1, most)) for most in (9, 6, 12))
+        times, cuts = prefix_s(*rng.random((3, layers))), rng.random((2, layers + 1))
+        ends = np.arange(layers + 1)
+        time_row, cut_row = rng.integers(0, 3, stages), rng.integers(0, 2, stages - 1)
+        row = rng.integers(0, 2, stages) if rng.random() < 0.5 else None
+        starts = rng.integers(0, ends + 1, (stages, layers + 1))
+        latest = ends - 1 if rng.random() < 0.5 else np.maximum((ends - 1) // 2 * 2, -1)
+        tables = StageTables(
+            time_prefix_s=times,
+            cut_time_s=cuts,
+            bottleneck_start_s=cuts,
+            bottleneck_end_s=cuts[::-1],
+            earliest_start=starts,
+            latest_start=latest,
+        )
+        problem = chain_problem(
+            tables,
+            num_micro_batches,
+            time_row=time_row,
+            cut_row=cut_row,
+            bottleneck_row=row,
+            memory_row=np.arange(stages),
+        )
+        programme = laid_out_chain(
+            (times, time_row), (cuts, cut_row), (cuts, cuts[::-1], row), starts, latest
+        )
+        solution = solve(problem)
+        bounds = solution.bounds if isinstance(solution, PartitionSolution) else None
+        infeasible += bounds is None
+        assert best_chain(programme, num_micro_batches) == bounds
+    assert 20 < infeasible < 180

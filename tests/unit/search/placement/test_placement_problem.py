@@ -7,7 +7,7 @@ import pytest
 from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.cost.model import CostModel
 from amp_ray.search.effort import SearchEffort
-from amp_ray.search.placement import objective_s, solve_placement
+from amp_ray.search.placement import objective_s, placement_graph, solve_placement
 from amp_ray.search.placement.best_placements import StepEndSearch, Walk
 from amp_ray.search.placement.node_moves import NodeClass, Parts, Scope, class_moves, node_classes
 from amp_ray.search.placement.placement_prices import matchings
@@ -51,6 +51,36 @@ def test_too_many_options_narrow_the_scope() -> None:
     assert narrower is not None
     assert not narrower.scope.is_whole
     assert len(narrower.problem.graph.source) < num_options
+
+
+def test_graphs_without_prices_exclude_only_scopes_that_are_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Nothing:
+        def exceeds(self, *_: object) -> bool:
+            return False
+
+    sizes = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        cost_model = CostModel(experiment=random_experiment(rng, 8))
+        dp = int(rng.choice([1, 2, 4]))
+        candidate = Candidate(
+            micro_batch_size=1, options=StageOptions(tp=1, dp=dp), pp=8 // dp, num_micro_batches=4
+        )
+        for most in (10, 40, 200):
+            built = []
+            for parts, pure in NARROWER:
+                scope = Scope(parts=parts, pure=pure, max_options=most)
+                for of in (placement_graph.growth_of, lambda *_: Nothing()):
+                    monkeypatch.setattr(placement_graph, "growth_of", of)
+                    problem = build_within(cost_model, candidate, scope)
+                    built.append(None if problem is None else problem.graph.source.tolist())
+                monkeypatch.undo()
+            assert built[::2] == built[1::2]
+            sizes += built[::2]
+    assert None in sizes
+    assert any(sizes)
 
 
 def test_no_scope_may_be_narrow_enough() -> None:
