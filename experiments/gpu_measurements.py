@@ -27,7 +27,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Layer
 from amp_ray.runtime.files import load_experiment, load_strategies
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.training.clock import Clock, Spans
+from amp_ray.training.clock import HostClock, Spans
 from amp_ray.training.connect import use_cuda
 from amp_ray.training.events import cause_of
 from amp_ray.training.executor.engine import TorchEngine, start_engine
@@ -65,7 +65,7 @@ class Machine(Protocol):
     def device(self) -> Any:  # noqa: ANN401 - torch's
         """The device as torch names it."""
 
-    def clock(self) -> Clock:
+    def clock(self) -> HostClock:
         """Return a clock of the device."""
 
     def begin_peak(self) -> None:

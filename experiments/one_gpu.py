@@ -45,7 +45,7 @@ from amp_ray.errors import InputError
 from amp_ray.report import console
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import catalogued, preset
-from amp_ray.training.clock import Clock, DeviceClock
+from amp_ray.training.clock import DeviceClock, HostClock
 from amp_ray.trials.profile.points import fitting_tps
 from amp_ray.units import GIB, MILLISECONDS_PER_SECOND
 from gpu_measurements import (
@@ -82,7 +82,7 @@ class CudaMachine:
         self.device = torch.device("cuda", 0)
         torch.cuda.set_device(self.device)
 
-    def clock(self) -> Clock:
+    def clock(self) -> HostClock:
         """Return a clock of events in the device's stream."""
         return DeviceClock()
 

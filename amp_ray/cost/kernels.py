@@ -517,11 +517,11 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
         for end in range(4):
             for place in range(loads.shape[1]):
                 loads[end, place, 0] = loads[end, place, 1] = 0.0
-        left, right = pairs[index, 0], pairs[index, 1]
-        begin, stop = first_end[left], first_end[left + 1] - 1
-        j, next_stop = first_end[right], first_end[right + 1] - 1
-        tp = (first_node[left + 1] - first_node[left]) // (stop - begin)
-        next_tp = (first_node[right + 1] - first_node[right]) // (next_stop - j)
+        stage, next_stage = pairs[index, 0], pairs[index, 1]
+        begin, stop = first_end[stage], first_end[stage + 1] - 1
+        j, next_stop = first_end[next_stage], first_end[next_stage + 1] - 1
+        tp = (first_node[stage + 1] - first_node[stage]) // (stop - begin)
+        next_tp = (first_node[next_stage + 1] - first_node[next_stage]) // (next_stop - j)
         next_begin, size = j, 0
         for i in range(begin, stop):
             while ends[j + 1] <= ends[i]:
@@ -532,7 +532,7 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                 for piece in range(pieces[index]):
                     a = (i - begin) * tp + piece * tp // pieces[index]
                     b = (k - next_begin) * next_tp + piece * next_tp // pieces[index]
-                    source, target = nodes[first_node[left] + a], nodes[first_node[right] + b]
+                    source, target = nodes[first_node[stage] + a], nodes[first_node[next_stage] + b]
                     message = messages[size]
                     message[0], message[1], message[2], message[3] = a, b, source, target
                     message[4] = ranks.parts[i]

@@ -48,7 +48,7 @@ CLAMPS: Final = (8, 15, 3)
 
 CLAMPS_ADDRESSED: Final = (2, 5)
 """Elements that these kernels address one by one: the halves are strided, so both clamps and, in
-the backward pass, three comparisons and two choices between a gradient and zero."""
+the backward pass, three comparisons and two choices between a gradient and 0."""
 
 ADDED_PER_STEP: Final = 3
 """Elements read and written to combine the results of two ring steps, per element."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .test_ray_nodes import HANG_GUARD_S, RayNodes
+from support.waiting import HANG_GUARD_S
+
+from .test_ray_nodes import RayNodes
 
 if TYPE_CHECKING:
     from .conftest import MakeCluster
