@@ -13,8 +13,7 @@ def laid_out(problem: PartitionProblem) -> Programme:
     """Lay out tables and options; option ``e`` is option ``options.order[e]`` of the problem."""
     tables, options = problem.tables, problem.options
     order, (members, classes) = options.order, options.classes
-    cut_time_s = _with_empty_row(tables.cut_time_s)
-    cut_time_s[:, 0] = 0.0
+    cut_time_s = _cut_rows(tables.cut_time_s)
     bottleneck_start_s = _with_empty_row(tables.bottleneck_start_s)
     bottleneck_end_s = _with_empty_row(tables.bottleneck_end_s)
     class_time, class_bottleneck = (
@@ -80,18 +79,12 @@ def laid_out_chain(
         before_s = behind_s = np.empty((0, width))
         bottleneck_row = np.zeros(num_stages, np.int64)
     before_s, behind_s = _with_empty_row(before_s), _with_empty_row(behind_s)
-    number: dict[tuple[int, int], int] = {}
-    pairs = zip(time_row.tolist(), bottleneck_row.tolist(), strict=True)
-    option_class = np.array([number.setdefault(pair, len(number)) for pair in pairs])
-    class_time, class_bottleneck = np.array(list(number)).T.copy()
+    option_class, class_time, class_bottleneck = _classes(time_row, bottleneck_row)
     start_s, end_s, regular = _windows(
         prefix_s[class_time], before_s[class_bottleneck], behind_s[class_bottleneck]
     )
-    cut_time_s = _with_empty_row(cut_time_s.reshape(-1, width))
-    cut_time_s[:, 0] = 0.0
+    cut_time_s = _cut_rows(cut_time_s.reshape(-1, width))
     stages = np.arange(num_stages + 1)
-    is_final = np.zeros(num_stages + 1, np.bool_)
-    is_final[-1] = True
     laid = Programme(
         time_prefix_s=_read_only(prefix_s),
         cut_time_s=cut_time_s,
@@ -102,7 +95,7 @@ def laid_out_chain(
         earliest_floor=earliest_start,
         class_time=class_time,
         class_bottleneck=class_bottleneck,
-        class_overhead_s=np.zeros(len(number)),
+        class_overhead_s=np.zeros(len(class_time)),
         class_start_s=start_s,
         class_end_s=end_s,
         class_regular=regular,
@@ -112,11 +105,20 @@ def laid_out_chain(
         option_cut=np.concatenate(([len(cut_time_s) - 1], cut_row)),
         option_memory=stages[:-1],
         option_fixed_s=np.zeros(num_stages),
-        is_final=is_final,
+        is_final=stages == num_stages,
         fewest=stages,
         most=width - 1 - stages[::-1],
     )
     return limited(laid, earliest_start)
+
+
+def _classes(time_row: IntArray, bottleneck_row: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return each stage's class, and of each class its rows of times and of bottlenecks."""
+    number: dict[tuple[int, int], int] = {}
+    pairs = zip(time_row.tolist(), bottleneck_row.tolist(), strict=True)
+    stage_class = np.array([number.setdefault(pair, len(number)) for pair in pairs])
+    class_time, class_bottleneck = np.array(list(number)).T.copy()
+    return stage_class, class_time, class_bottleneck
 
 
 def limited(programme: Programme, earliest_start: IntArray) -> Programme:
@@ -177,6 +179,13 @@ def _with_empty_row(table: NDArray[Number]) -> NDArray[Number]:
     extended = np.zeros((len(table) + 1, table.shape[1]), table.dtype)
     extended[:-1] = table
     return extended
+
+
+def _cut_rows(cut_time_s: FloatArray) -> FloatArray:
+    """Append a row of zeros, and let the cut before the first layer take no time."""
+    rows = _with_empty_row(cut_time_s)
+    rows[:, 0] = 0.0
+    return rows
 
 
 def _suffix_min(table: NDArray[Number]) -> NDArray[Number]:

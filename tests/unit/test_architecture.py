@@ -16,6 +16,9 @@ import pytest
 MAX_FUNCTION_LINES: Final = 45
 """Without the docstring."""
 
+MAX_KERNEL_LINES: Final = 60
+"""The same for modules of kernels: a function that another one calls is compiled twice."""
+
 HEAVY: Final = ("deepspeed", "paramiko", "ray", "torch")
 """Packages that planning never needs; importing one takes from 0.2 s to seconds."""
 
@@ -68,4 +71,9 @@ def test_functions_stay_short(repository: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, Function)
     }
-    assert {place: lines for place, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+    too_long = {
+        place: lines
+        for place, lines in lengths.items()
+        if lines > (MAX_KERNEL_LINES if "/kernels.py:" in place else MAX_FUNCTION_LINES)
+    }
+    assert too_long == {}
