@@ -84,7 +84,7 @@ def test_a_study_is_exported_by_what_it_recommends(
     rank = {"rank": 0, "host": "a", "stage": 0, "instructions": [["0F0", 0.0, 0.25]]}
     (folder / "hosts/a/timeline.json").write_text(json.dumps({"ranks": [rank]}), encoding="utf-8")
     both = amp_ray("export", study, *LLAMA, "--to", "perfetto").json["traceEvents"]
-    assert f"{unusable}/hosts/a/timeline.json is left out: timeline.json has as ranks 7" in (
+    assert f"{unusable}/hosts/a/timeline.json is left out: timeline.json: ranks: found 7" in (
         caplog.text
     )
     assert [event["dur"] for event in both if event["ph"] == "X" and event["pid"] == 2] == [
