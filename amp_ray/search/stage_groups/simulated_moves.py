@@ -11,6 +11,8 @@ one whose moves have not all been tried. Every plan keeps the limits of the user
 depends on nothing but the plans to begin with.
 """
 
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +50,7 @@ from amp_ray.search.space import (
     with_one_zero,
     with_other_options,
 )
-from amp_ray.strategies.candidate import ONE_RANK, StageOptions
+from amp_ray.strategies.candidate import ONE_RANK, Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 
 
@@ -316,6 +318,7 @@ class Moves:
             self._resized,
             self._other_degrees,
             self._joined,
+            self._without_replica,
             self._device_moves,
             self._split,
             self._reordered,
@@ -371,11 +374,15 @@ class Moves:
                     yield _with(layout, {index: self._spread(use, use.devices, tp)})
 
     def _joined(self, layout: Layout) -> Iterator[Changed]:
-        """Join two neighbouring stages."""
+        """Join two neighbouring stages; a micro-batch grows if it has too few samples for both."""
+        batch = self.experiment.global_batch_size
         for index, (use, other) in enumerate(pairwise(layout)):
+            devices = (*use.devices, *other.devices)
             for tp in self.tps:
-                whole = self._spread(use, (*use.devices, *other.devices), tp)
-                yield (*layout[:index], whole, *layout[index + 2 :])
+                least = max(sum(use.shares), len(devices) // tp)
+                size = next((size for size in range(least, batch + 1) if batch % size == 0), batch)
+                rest = [self._resize(part, size) for part in layout]
+                yield (*rest[:index], self._spread(use, devices, tp, size), *rest[index + 2 :])
 
     def _split(self, layout: Layout) -> Iterator[Changed]:
         """Divide the devices of a stage between two."""
@@ -456,7 +463,69 @@ class Moves:
         batch = self.experiment.global_batch_size
         for size in range(1, batch + 1):
             if batch % size == 0:
-                yield tuple(self._spread(use, use.devices, size=size) for use in layout)
+                by_speed = tuple(self._spread(use, use.devices, size=size) for use in layout)
+                yield by_speed
+                fitting = tuple(use and self._within_memory(use, len(layout)) for use in by_speed)
+                if fitting != by_speed:
+                    yield fitting
+
+    def _resize(self, use: Use, size: int) -> Use | None:
+        """Return a stage with ``size`` samples in a micro-batch; the same one if it has them."""
+        return use if size == sum(use.shares) else self._spread(use, use.devices, size=size)
+
+    def _without_replica(self, layout: Layout) -> Iterator[Changed]:
+        """Let a stage lose a replica with its samples: it rests, or is a stage by itself."""
+        size, batch = sum(layout[0].shares), self.experiment.global_batch_size
+        for use in layout:
+            kinds = set()
+            for place, replica in enumerate(use.replicas):
+                rest, kind = size - use.shares[place], (self._nodes(replica), use.shares[place])
+                if not rest or batch % rest or kind in kinds:
+                    continue
+                kinds.add(kind)
+                devices = [device for device in use.devices if device not in replica]
+                smaller = [
+                    self._spread(other, devices if other is use else other.devices, size=rest)
+                    for other in layout
+                ]
+                yield tuple(smaller)
+                alone = self._spread(use, replica, size=rest)
+                for at in range(len(layout) + 1):
+                    yield (*smaller[:at], alone, *smaller[at:])
+
+    def _within_memory(self, use: Use, num_stages: int) -> Use | None:
+        """Return a stage whose replicas have no more samples than fit, with equal stages.
+
+        The samples are again divided by speed; None if too few fit.
+        """
+        options = use.options
+        types = [tuple(sorted({self._types[at] for at in row})) for row in use.replicas]
+        most = [self._most_samples(kinds, options, num_stages, sum(use.shares)) for kinds in types]
+        if sum(most) < sum(use.shares) or not all(most):
+            return None
+        one = with_degrees(self.experiment, options, options.tp, 1)
+        shares = self._by_speed(tuple(types), one, sum(use.shares), tuple(most))
+        return use._replace(shares=shares) if self._allows(shares) else None
+
+    @memoised
+    def _most_samples(
+        self, types: tuple[int, ...], options: StageOptions, num_stages: int, size: int
+    ) -> int:
+        """Return how many of ``size`` samples fit on a replica that has an equal part of layers."""
+        model, experiment = self.cost_model, self.experiment
+        limit = min(experiment.cluster.device_types[kind].memory_bytes for kind in types)
+        chunk = (0, math.ceil(experiment.model.num_layers / num_stages))
+
+        def fits(samples: int) -> bool:
+            candidate = Candidate(
+                micro_batch_size=samples,
+                options=options,
+                pp=num_stages,
+                num_micro_batches=experiment.global_batch_size // size,
+            )
+            return model.samples_of(options).memory(candidate).peak_of(0, [chunk]) <= limit
+
+        return bisect_left(range(1, size + 1), 1, key=lambda samples: int(not fits(samples)))
 
     def _parts(self, devices: Iterable[int]) -> Iterator[tuple[int, ...]]:
         """Yield the last devices of every node: powers of two of them, and all."""
@@ -518,13 +587,20 @@ class Moves:
 
     @memoised
     def _by_speed(
-        self, types: tuple[tuple[int, ...], ...], options: StageOptions, size: int
+        self,
+        types: tuple[tuple[int, ...], ...],
+        options: StageOptions,
+        size: int,
+        most: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
-        """Give samples one by one to the replica that would then finish first."""
+        """Give samples one by one to the replica that would then finish first.
+
+        ``most`` are the most samples of each replica; empty for no limit.
+        """
         shares = [1] * len(types)
         for _ in range(size - len(types)):
             first = min(
-                range(len(types)),
+                (at for at in range(len(types)) if not most or shares[at] < most[at]),
                 key=lambda place: self._seconds(types[place], options, shares[place] + 1),
             )
             shares[first] += 1

@@ -226,6 +226,39 @@ def test_replicas_of_two_stages_that_meet_at_a_sample_pass_it_on_together() -> N
     assert reached >= {((3, 3), (3, 3)), ((5, 1), (5, 1)), ((4, 2), (3, 3)), ((5, 1), (4, 2))}
 
 
+def test_joined_stages_get_a_sample_for_every_replica() -> None:
+    model = CostModel(experiment=experiment_from(NODES))
+    (use,) = layout_of(alone(model.experiment))
+    layout = tuple(use._replace(replicas=((device,),)) for device in (2, 3))
+    joined = [new for new in moves(model, (1,)).of(layout) if len(new[0]) == 1]
+    assert ((1, 1), 6) in [(new[0].shares, num_steps) for new, num_steps in joined]
+
+
+def test_a_replica_leaves_with_its_samples() -> None:
+    model = CostModel(experiment=experiment_from(NODES))
+    (use,) = layout_of(alone(model.experiment))
+    both = Use(((2,), (3,)), (2, 2), replace(use.options, dp=2))
+    layout = both, Use(((0,),), (4,), use.options)
+    reached = {
+        tuple((use.devices, use.shares) for use in new) for new, _ in moves(model, (1,)).of(layout)
+    }
+    rest = ((3,), (2,)), ((0,), (2,))
+    assert rest in reached
+    assert {(((2,), (2,)), *rest), (*rest, ((2,), (2,)))} <= reached
+
+
+def test_larger_micro_batches_leave_small_devices_what_fits() -> None:
+    text = NODES.replace("num_layers: 6, hidden_size: 1024", "num_layers: 24, hidden_size: 1280")
+    text = text.replace("global_batch_size: 12", "global_batch_size: 48")
+    model = CostModel(experiment=experiment_from(f"{text}recompute: none\n"))
+    (use,) = layout_of(alone(model.experiment))
+    uneven = Use(((0,), (2,)), (1, 3), replace(use.options, dp=2))
+    shares = {
+        new[0].shares for new, num_steps in moves(model, (1,)).of((uneven,)) if num_steps == 2
+    }
+    assert {(6, 18), (5, 19)} <= shares  # by speed, and as many as fit the smaller device
+
+
 def test_plans_of_a_kind_take_equal_nodes_in_the_same_order() -> None:
     model = CostModel(experiment=experiment_from(NODES))
     kinds = [
