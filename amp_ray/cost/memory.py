@@ -742,20 +742,15 @@ def stage_memory(
     distinct, of_stage = stages.distinct_options
     shares = {samples for share in set(stages.shares) for samples in share}
     if len(cluster.device_types) == len(shares) == 1:
-        groups = [(shares.pop(), frozenset((0,)))]
-        if len(distinct) == 1:
-            needs_of_all = tuple(
-                _rank_memory(stages, distinct[0], frozenset(groups), cluster, memory_of)
-            )
-            return StageMemory(needs=(needs_of_all,) * stages.pp)
+        groups_of = [frozenset({(shares.pop(), frozenset((0,)))})] * stages.pp
     else:
         groups = list(zip(stages.samples.tolist(), stages.types(cluster), strict=True))
+        groups_of = [frozenset(groups[first:end]) for first, end in pairwise(stages.first_group)]
     memory: dict[tuple[int, Groups], RankMemory] = {}
     needs = []
-    for number, (first, end) in zip(of_stage, pairwise(stages.first_group), strict=True):
-        key = number, frozenset(groups[first:end] or groups)
+    for key in zip(of_stage, groups_of, strict=True):
         if key not in memory:
-            memory[key] = tuple(_rank_memory(stages, distinct[number], key[1], cluster, memory_of))
+            memory[key] = tuple(_rank_memory(stages, distinct[key[0]], key[1], cluster, memory_of))
         needs.append(memory[key])
     return StageMemory(needs=tuple(needs))
 

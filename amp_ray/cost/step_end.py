@@ -177,7 +177,7 @@ class StepEndModel:
         exchanges = self.exchanges(parameters, options, paths)
         return self.exposed_sync_s(parameters, options, paths, beside, exchanges)
 
-    def exchanges(self, parameters: float, options: StageOptions, paths: DataPaths) -> "Exchanges":
+    def exchanges(self, parameters: float, options: StageOptions, paths: DataPaths) -> Exchanges:
         """Return the seconds of the exchanges of so many parameters of a rank."""
         return Exchanges(
             reduce_s=self.reduce_s(parameters, options, paths),
@@ -190,7 +190,7 @@ class StepEndModel:
         options: StageOptions,
         paths: DataPaths,
         beside: Beside,
-        exchanges: "Exchanges",
+        exchanges: Exchanges,
     ) -> float:
         """Return `sync_s` from the seconds of its exchanges."""
         traits = self.traits

@@ -381,7 +381,9 @@ class Moves:
             for tp in self.tps:
                 least = max(sum(use.shares), len(devices) // tp)
                 size = next((size for size in range(least, batch + 1) if batch % size == 0), batch)
-                rest = [self._resize(part, size) for part in layout]
+                rest: Changed = layout
+                if size > sum(use.shares):
+                    rest = tuple(self._spread(part, part.devices, size=size) for part in layout)
                 yield (*rest[:index], self._spread(use, devices, tp, size), *rest[index + 2 :])
 
     def _split(self, layout: Layout) -> Iterator[Changed]:
@@ -469,10 +471,6 @@ class Moves:
                 if fitting != by_speed:
                     yield fitting
 
-    def _resize(self, use: Use, size: int) -> Use | None:
-        """Return a stage with ``size`` samples in a micro-batch; the same one if it has them."""
-        return use if size == sum(use.shares) else self._spread(use, use.devices, size=size)
-
     def _without_replica(self, layout: Layout) -> Iterator[Changed]:
         """Let a stage lose a replica with its samples: it rests, or is a stage by itself."""
         size, batch = sum(layout[0].shares), self.experiment.global_batch_size
@@ -498,14 +496,14 @@ class Moves:
 
         The samples are again divided by speed; None if too few fit.
         """
-        options = use.options
-        types = [tuple(sorted({self._types[at] for at in row})) for row in use.replicas]
-        most = [self._most_samples(kinds, options, num_stages, sum(use.shares)) for kinds in types]
-        if sum(most) < sum(use.shares) or not all(most):
+        options, size = use.options, sum(use.shares)
+        most = tuple(
+            self._most_samples(types, options, num_stages, size)
+            for types in self._types_of(use.replicas)
+        )
+        if sum(most) < size or not all(most):
             return None
-        one = with_degrees(self.experiment, options, options.tp, 1)
-        shares = self._by_speed(tuple(types), one, sum(use.shares), tuple(most))
-        return use._replace(shares=shares) if self._allows(shares) else None
+        return self._shared(use.replicas, options, size, most)
 
     @memoised
     def _most_samples(
@@ -514,7 +512,7 @@ class Moves:
         """Return how many of ``size`` samples fit on a replica that has an equal part of layers."""
         model, experiment = self.cost_model, self.experiment
         limit = min(experiment.cluster.device_types[kind].memory_bytes for kind in types)
-        chunk = (0, math.ceil(experiment.model.num_layers / num_stages))
+        end = math.ceil(experiment.model.num_layers / num_stages)
 
         def fits(samples: int) -> bool:
             candidate = Candidate(
@@ -523,7 +521,7 @@ class Moves:
                 pp=num_stages,
                 num_micro_batches=experiment.global_batch_size // size,
             )
-            return model.samples_of(options).memory(candidate).peak_of(0, [chunk]) <= limit
+            return model.samples_of(options).memory(candidate).peak(0, 0, end) <= limit
 
         return bisect_left(range(1, size + 1), 1, key=lambda samples: int(not fits(samples)))
 
@@ -561,9 +559,23 @@ class Moves:
         if not replicas or len(replicas) > min(size, max_dp or size):
             return None
         options = with_degrees(self.experiment, use.options, tp, len(replicas))
-        types = tuple(tuple(sorted({self._types[at] for at in row})) for row in replicas)
-        shares = self._by_speed(types, with_degrees(self.experiment, options, tp, 1), size)
+        return self._shared(replicas, options, size)
+
+    def _shared(
+        self,
+        replicas: tuple[tuple[int, ...], ...],
+        options: StageOptions,
+        size: int,
+        most: tuple[int, ...] = (),
+    ) -> Use | None:
+        """Return a stage with samples by speed, at most ``most``; None if limits forbid it."""
+        one = with_degrees(self.experiment, options, options.tp, 1)
+        shares = self._by_speed(self._types_of(replicas), one, size, most)
         return Use(replicas, shares, options) if self._allows(shares) else None
+
+    def _types_of(self, replicas: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Return the device types of each replica."""
+        return tuple(tuple(sorted({self._types[at] for at in row})) for row in replicas)
 
     @memoised
     def _replicas(self, devices: tuple[int, ...], tp: int) -> tuple[tuple[int, ...], ...]:
