@@ -206,11 +206,11 @@ def test_all_that_is_chosen_is_predicted_and_survives_a_full_device(
     assert one_gpu.medians(rows) == {}
 
 
-def test_twelve_layers_are_chosen_at_four_degrees() -> None:
+def test_sixteen_layers_are_chosen_at_four_degrees() -> None:
     entries = chosen()
-    assert len(entries["layers"]) == 12
+    assert len(entries["layers"]) == 16
     tasks = [name for name, _ in one_gpu.tasks_of(Bench(machine=Host(), board="H100"), entries)]
-    assert len([name for name in tasks if name.startswith("layer of")]) == 48
+    assert len([name for name in tasks if name.startswith("layer of")]) == 52
     # What comes first of each part is worth most.
     assert tasks[0].startswith("layer of llama-3-8b block")
     assert tasks[2].startswith("step of llama-2-7b")
