@@ -43,6 +43,7 @@ from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
+from amp_ray.search.recompute import with_least_recompute
 from amp_ray.search.space import (
     may_be_group,
     with_degrees,
@@ -51,6 +52,7 @@ from amp_ray.search.space import (
     with_other_options,
 )
 from amp_ray.strategies.candidate import ONE_RANK, Candidate, StageOptions
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 
 
@@ -102,7 +104,8 @@ def moved_plans(
     """
     moves = Moves(experiment=cost_model.experiment, cost_model=cost_model, tps=tps)
     able = [plan for plan in plans if moves.covers(plan)]
-    starts = [*able, *_improved_kinds(moves, able, effort)]
+    starts = [*able, *_with_less_recompute(cost_model, able, effort)]
+    starts += _improved_kinds(moves, able, effort)
     fastest = SimulatedSearch(moves=moves, effort=effort, spare=effort.max_moved_devices)
     fastest.run(starts)
     best = [fastest.best, fastest.safe]
@@ -120,6 +123,25 @@ def moved_plans(
                 fastest.run([start])
         best = [fastest.best, fastest.safe]
     return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in able]
+
+
+def _with_less_recompute(
+    cost_model: CostModel, plans: Sequence[Estimate], effort: SearchEffort
+) -> list[Estimate]:
+    """Return the fastest plans that recompute, with as little of it as the whole memory allows.
+
+    Candidates have the recompute of a safe plan, if there is one.
+    """
+    if cost_model.experiment.recompute != AUTO:
+        return []
+    recompute = [
+        plan
+        for plan in plans
+        if any(stage.options.recompute != NO_RECOMPUTE for stage in plan.strategy.stages)
+    ]
+    recompute.sort(key=lambda plan: leader_order(plan)[1:])
+    fastest = recompute[: effort.max_moved_starts]
+    return [less for plan in fastest for less in with_least_recompute(cost_model, plan.strategy)]
 
 
 def _improved_kinds(
