@@ -574,12 +574,14 @@ class MemoryModel:
         """Return the bytes of a parameter's sharded gradients, before they are divided.
 
         From ZeRO-2 on the gradients of a micro-batch are reduced layer by layer, so that only their
-        sum is kept, and in some runtimes the shards to add to it.
+        sum is kept. DeepSpeed's ZeRO-2 adds to a sum of the same width only after a backward pass,
+        so that it also keeps the shards to add.
         """
         gradients = per.kept - min(per.weight, per.kept)
         if gradients > per.total:  # the micro-batch's, which are narrower than the sum
             return per.total
-        holds = self.traits.holds_sharded_gradients and stage == SHARDED_GRADIENTS
+        adds_at_once = self.traits.frees_gradients or self.traits.fused_accumulation
+        holds = stage == SHARDED_GRADIENTS and not adds_at_once
         return gradients * (2 if holds and self.candidate.num_micro_batches > 1 else 1)
 
     def _rounds_shards(self, options: StageOptions) -> bool:

@@ -235,9 +235,6 @@ class RuntimeTraits:
     # Gradients that may wait to be reduced from stage 2 on without a pipeline, if those of a layer
     # are fewer; with stage 3 half as many weights are gathered ahead of the running layer
     waiting_elements: float = 0.0
-    # Whether with stage 2 a micro-batch's gradients are added to a sum of the same width only after
-    # its backward pass, so that both are kept
-    holds_sharded_gradients: bool = False
     # Whether ZeRO-1 reduces gradients only to the rank that updates them
     scatters_gradients: bool = False
     # Whether gradients are reduced during the last backward pass
