@@ -3,7 +3,7 @@
     python experiments/one_gpu.py                      # eight minutes, on the first CUDA device
     python experiments/one_gpu.py --minutes 2          # what is worth most
     python experiments/one_gpu.py --device A100-80     # which board of the catalogue it is
-    python experiments/one_gpu.py --recorded results/one-gpu-h200.json  # no GPU: today's predictions
+    python experiments/one_gpu.py --recorded FILE      # no GPU: today's predictions of a result
 
 =============  =================================================================================
 part           measured, and predicted
