@@ -159,11 +159,10 @@ class Device:
             alignment: Elements of which the starts of rows are multiples: 1 or 2.
 
         Returns:
-            Floating-point operations per second; 0 if unknown.
+            Floating-point operations per second; 0 if unknown, as on boards without cuBLAS.
         """
-        older = (*_NO_FLASH_ATTENTION, *_AMD)  # or without cuBLAS
-        is_known = self.name in CATALOGUE and self.name not in older and not is_cpu(self.name)
-        return _UNALIGNED[alignment] * self.num_multiprocessors if is_known else 0.0
+        has_cublas = self.name in CATALOGUE and self.name not in _AMD and not is_cpu(self.name)
+        return _UNALIGNED[alignment] * self.num_multiprocessors if has_cublas else 0.0
 
     @property
     def instructions_per_s(self) -> float | None:

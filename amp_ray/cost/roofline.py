@@ -217,7 +217,7 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         batch *= rank.micro_batch_size
     if gemm.keeps_precision or not gemm.has_weight:
         rank = rank.beside_fp8
-    if rank.precision != "fp8":
+    if not gemm.has_weight or (rank.precision != "fp8" and rank.device.unaligned_flops(1)):
         rank = rank.reading(columns, inner)
     if gemm.is_expert:
         rank = rank.of_experts(round(batch))
@@ -426,9 +426,9 @@ def product_rate(rank: Rank, precision: Precision, constants: Constants) -> floa
 def unaligned_rate(rank: Rank, constants: Constants) -> float:
     """Return the rate of products whose operands' rows begin at no multiples of 16 bytes.
 
-    On boards before Ampere, and where nothing was measured, it is that of the units of single
-    precision, two numbers in half precision at a time (NVIDIA, Matrix Multiplication Background,
-    section 3.3; V100 data sheet: 31.4 and 15.7 TFLOP/s).
+    Where nothing was measured, it is that of the units of single precision, two numbers in half
+    precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data sheet:
+    31.4 and 15.7 TFLOP/s).
 
     Returns:
         Floating-point operations per second; infinite in single precision.
@@ -437,7 +437,7 @@ def unaligned_rate(rank: Rank, constants: Constants) -> float:
     if device.fp32_flops is None or rank.precision == "fp32":
         return inf
     halves = HALVES * device.fp32_flops * device.gemm_fraction
-    return max(halves, device.unaligned_flops(rank.alignment)) * constants.gemm_scale
+    return (device.unaligned_flops(rank.alignment) or halves) * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:
