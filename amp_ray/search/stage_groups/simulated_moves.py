@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import (
     accumulate,
     chain,
@@ -609,13 +609,21 @@ class Moves:
 
         ``most`` are the most samples of each replica; empty for no limit.
         """
+        if len(set(types)) == 1:
+            whole, more = divmod(size, len(types))
+            return (whole + 1,) * more + (whole,) * (len(types) - more)
         shares = [1] * len(types)
+        able = range(len(types)) if not most else [at for at, limit in enumerate(most) if limit > 1]
+        next_ends = [(self._seconds(types[at], options, 2), at) for at in able]
+        heapify(next_ends)
         for _ in range(size - len(types)):
-            first = min(
-                (at for at in range(len(types)) if not most or shares[at] < most[at]),
-                key=lambda place: self._seconds(types[place], options, shares[place] + 1),
-            )
+            first = next_ends[0][1]
             shares[first] += 1
+            if most and shares[first] == most[first]:
+                heappop(next_ends)
+            else:
+                seconds = self._seconds(types[first], options, shares[first] + 1)
+                heapreplace(next_ends, (seconds, first))
         return tuple(shares)
 
     @memoised
