@@ -570,7 +570,7 @@ class Moves:
     ) -> Use | None:
         """Return a stage with samples by speed, at most ``most``; None if limits forbid it."""
         one = with_degrees(self.experiment, options, options.tp, 1)
-        shares = self._by_speed(self._types_of(replicas), one, size, most)
+        shares = self.by_speed(self._types_of(replicas), one, size, most)
         return Use(replicas, shares, options) if self._allows(shares) else None
 
     def _types_of(self, replicas: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
@@ -598,7 +598,7 @@ class Moves:
         )
 
     @memoised
-    def _by_speed(
+    def by_speed(
         self,
         types: tuple[tuple[int, ...], ...],
         options: StageOptions,
@@ -614,7 +614,7 @@ class Moves:
             return (whole + 1,) * more + (whole,) * (len(types) - more)
         shares = [1] * len(types)
         able = range(len(types)) if not most else [at for at, limit in enumerate(most) if limit > 1]
-        next_ends = [(self._seconds(types[at], options, 2), at) for at in able]
+        next_ends = [(self.seconds(types[at], options, 2), at) for at in able]
         heapify(next_ends)
         for _ in range(size - len(types)):
             first = next_ends[0][1]
@@ -622,12 +622,12 @@ class Moves:
             if most and shares[first] == most[first]:
                 heappop(next_ends)
             else:
-                seconds = self._seconds(types[first], options, shares[first] + 1)
+                seconds = self.seconds(types[first], options, shares[first] + 1)
                 heapreplace(next_ends, (seconds, first))
         return tuple(shares)
 
     @memoised
-    def _seconds(self, types: tuple[int, ...], options: StageOptions, samples: int) -> float:
+    def seconds(self, types: tuple[int, ...], options: StageOptions, samples: int) -> float:
         """Return the time of all layers on a replica, without its all-reduces."""
         table, _ = self.cost_model.time_tables.table(types, NO_RING, options, samples)
         return float(table[0, -1] + table[1, -1])
