@@ -55,6 +55,13 @@ FLASH_ATTENTION_2_ON_HOPPER: Final = 0.35
 al., FlashAttention-3, arXiv:2407.08608, abstract). Newer boards run them as fast on each of their
 multiprocessors."""
 
+UNALIGNED_FLOPS: Final = 122e12 / 132
+"""Rate of a multiprocessor in products whose operands' rows begin at no multiples of 16 bytes. For
+them cuBLAS 13 has kernels with the instructions of Turing, which load elements one by one
+(``cutlass_75_tensorop_bf16_s1688gemm_bf16_*_align1``): on an H200 the three products of GPT-2's
+head, with 50,257 columns, ran at 98, 135 and 145 TFLOP/s, 64.6 ms in all where 12 would do
+(experiments/results/one-gpu-h200.json has the kernels)."""
+
 
 def is_cpu(name: str) -> bool:
     """Return whether a name denotes a CPU core: ``cpu``, or ``cpu-`` and any text.
@@ -143,6 +150,13 @@ class Device:
             return TERA * rates[head_size > _SMALL_HEAD]
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
+
+    @property
+    def unaligned_flops(self) -> float:
+        """Rate of cuBLAS's products of unaligned operands in half precision; 0 if unknown."""
+        older = (*_NO_FLASH_ATTENTION, *_AMD)  # or without cuBLAS
+        is_known = self.name in CATALOGUE and self.name not in older and not is_cpu(self.name)
+        return UNALIGNED_FLOPS * self.num_multiprocessors if is_known else 0.0
 
     @property
     def instructions_per_s(self) -> float | None:
