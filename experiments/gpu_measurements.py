@@ -307,9 +307,8 @@ def _passes(bench: Bench, make: Callable[[], Subject], spans: Spans) -> dict[str
     repeats = repeats_for(warm_up(subject, cuda=bench.cuda))
     launch = time_launch(subject, cuda=bench.cuda)
     times = time_passes(subject, spans, repeats, cuda=bench.cuda)
-    if bench.cuda:
-        launch["kernels_us"] = longest_kernels(subject)
-    return {**launch, **times, "repeats": repeats}
+    kernels = {"kernels_us": longest_kernels(subject)} if bench.cuda else {}
+    return {**launch, **times, "repeats": repeats, **kernels}
 
 
 LEAST_SHARE: Final = 0.02

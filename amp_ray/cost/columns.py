@@ -245,8 +245,10 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     padded = -(-shape.vocab_size // traits.vocabulary_multiple) * traits.vocabulary_multiple
     if padded % ALIGNED:
         wide = -(-padded // _TILE) * _TILE
-        cost = f"is no multiple of {ALIGNED}: the products of the head run several times as long as"
-        yield f"{experiment.where('model', 'vocab_size')}: {padded} {cost} with {wide}"
+        cost = (
+            f"is no multiple of {ALIGNED}: the head's products take several times as long as with"
+        )
+        yield f"{experiment.where('model', 'vocab_size')}: {padded} {cost} {wide}"
     if num_tokens % _TILE:
         cost = f"is no multiple of {_TILE}: the last tile of each product is computed whole"
         yield f"{experiment.where('model', 'sequence_length')}: {num_tokens} {cost}"

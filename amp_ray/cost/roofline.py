@@ -20,6 +20,9 @@ cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 ALIGNED: Final = 8
 """Elements of half precision in 16 bytes, which tensor cores read at a time."""
 
+PAIRED: Final = 2
+"""The same in 4 bytes, the least that cuBLAS's kernels copy at a time without registers."""
+
 HALVES: Final = 2
 """Numbers in half precision that a unit of single precision computes at a time."""
 
@@ -79,7 +82,8 @@ class Rank:
     sequence_parallel: bool = False
     # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
     collective_host_s: float = 0.0
-    is_aligned: bool = True  # whether operands' rows begin at multiples of 16 bytes
+    # Elements in half precision of which the starts of operands' rows are multiples: 8, 2 or 1
+    alignment: int = ALIGNED
     # Products of different experts that run at once, each a kernel; 0 if one kernel computes all
     expert_streams: int = 0
     # Experts of the rank whose product this is; 0 for other products; see `of_experts`
@@ -105,13 +109,14 @@ class Rank:
         """Width of an activation."""
         return BYTES_PER_ELEMENT[self.precision]
 
-    @property
-    def unaligned(self) -> Self:
-        """This rank, for operands whose rows begin at no multiples of 16 bytes.
+    def reading(self, *widths: float) -> Self:
+        """Return this rank for a product whose operands have rows of these numbers of elements.
 
-        Odd head sizes have them, and vocabularies that are not padded; see `unaligned_rate`.
+        Those of odd head sizes, and of vocabularies that are not padded, begin at no multiples of
+        16 bytes, in which tensor cores read; see `unaligned_rate`.
         """
-        return replace(self, is_aligned=False)
+        fitting = (size for size in (ALIGNED, PAIRED) if not any(width % size for width in widths))
+        return replace(self, alignment=next(fitting, 1))
 
     def of_experts(self, num_experts: int) -> Self:
         """Return this rank for a product of its experts, to which a router sends their rows."""
@@ -212,8 +217,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         batch *= rank.micro_batch_size
     if gemm.keeps_precision or not gemm.has_weight:
         rank = rank.beside_fp8
-    if rank.precision != "fp8" and (columns % ALIGNED or inner % ALIGNED):
-        rank = rank.unaligned
+    if rank.precision != "fp8":
+        rank = rank.reading(columns, inner)
     if gemm.is_expert:
         rank = rank.of_experts(round(batch))
     left_s = gemm_s(rows, inner, columns, batch, rank, constants)
@@ -273,7 +278,7 @@ def gemm_s(
     device, width = rank.device, rank.bytes_per_element
     operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
     rate = product_rate(rank, rank.precision, constants)
-    limit = rate if rank.is_aligned else min(rate, unaligned_rate(rank, constants))
+    limit = rate if rank.alignment == ALIGNED else min(rate, unaligned_rate(rank, constants))
     busy_s = busiest_s(
         (rows, columns, inner, batch),
         device.num_multiprocessors,
@@ -432,7 +437,7 @@ def unaligned_rate(rank: Rank, constants: Constants) -> float:
     if device.fp32_flops is None or rank.precision == "fp32":
         return inf
     halves = HALVES * device.fp32_flops * device.gemm_fraction
-    return max(halves, device.unaligned_flops) * constants.gemm_scale
+    return max(halves, device.unaligned_flops(rank.alignment)) * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

@@ -231,8 +231,8 @@ def test_heads_that_are_no_multiple_of_8_run_in_slower_kernels(head_size: int) -
     forward_s = gemm_phases(scores, half, constants).forward_s
     single_s = gemm_phases(scores, single, constants).forward_s
     if head_size % 8:
-        assert 0.2 * single_s < forward_s < 0.5 * single_s
-        assert forward_s > scores.flops / device.unaligned_flops
+        assert forward_s < 0.5 * single_s
+        assert forward_s > scores.flops / device.unaligned_flops(2)
     else:
         assert forward_s < 0.2 * single_s
     assert gemm_phases(weight, half, constants).forward_s < 1e-3
@@ -252,14 +252,19 @@ def test_unaligned_products_run_at_twice_the_rate_of_single_precision_where_none
 
 
 def test_a_vocabulary_that_is_no_multiple_of_8_slows_the_head_as_measured() -> None:
-    """GPT-2's head on an H200: 26.8 ms forward, 37.7 ms backward, with 50,257 columns."""
+    """GPT-2's head on an H200: 64.5 ms with 50,257 columns, 31.5 with 50,258 and 50,260."""
     h200 = find_device("H200")
     rank = Rank(device=h200, tp=1, micro_batch_size=16, precision="bf16")
     head = Gemm(name="logits", rows=1024, columns=50257, inner=1600)
-    slow = gemm_phases(head, rank, Constants())
-    assert slow.forward_s + slow.backward_s == pytest.approx(26.8e-3 + 37.7e-3, rel=0.15)
-    padded = gemm_phases(replace(head, columns=50304), rank, Constants())
-    assert padded.forward_s + padded.backward_s < 0.25 * (slow.forward_s + slow.backward_s)
+    times = {
+        columns: gemm_phases(replace(head, columns=columns), rank, Constants())
+        for columns in (50257, 50258, 50260, 50304)
+    }
+    both_s = {columns: phases.forward_s + phases.backward_s for columns, phases in times.items()}
+    assert both_s[50257] == pytest.approx(64.5e-3, rel=0.05)
+    assert both_s[50258] == pytest.approx(31.5e-3, rel=0.05)
+    assert both_s[50260] == pytest.approx(31.5e-3, rel=0.05)
+    assert both_s[50304] < 0.5 * both_s[50260]
 
 
 def test_small_tiles_of_unaligned_products_are_bound_by_their_operands_alone(

@@ -366,3 +366,16 @@ def test_without_cuda_it_says_so_and_exits_3(repository: Path) -> None:
     assert done.stdout == ""
     assert done.stderr == "torch finds no CUDA device here, and there is nothing to measure.\n"
     assert not (repository / "never.json").exists()
+
+
+def test_recorded_measurements_meet_todays_predictions(tmp_path: Path) -> None:
+    what = "llama-2-7b, 4 blocks, 1 samples"
+    row = {"part": "step", "what": what, "measured": 0.11, "outcome": "measured"}
+    record = {"board": "H200", "begin": {"name": "a board"}, "versions": {}, "rows": [row]}
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    result = CliRunner().invoke(one_gpu.main, ["--recorded", str(path)])
+    assert result.exit_code == 0, result.output
+    assert what in result.output
+    assert "110.000 ms" in result.output
+    assert "step" in result.output.rpartition("median error: ")[2]
