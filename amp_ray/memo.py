@@ -23,11 +23,14 @@ def memoised(
     def look_up(
         instance: _Object, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs
     ) -> _Result:
-        results = instance.__dict__.setdefault(name, {})
-        key = (*args, *kwargs.items())
-        if key not in results:
-            results[key] = method(instance, *args, **kwargs)
-        result: _Result = results[key]
+        results = instance.__dict__.get(name)
+        if results is None:
+            results = instance.__dict__[name] = {}
+        key = (*args, *kwargs.items()) if kwargs else args
+        try:
+            result: _Result = results[key]  # hashes the arguments once
+        except KeyError:
+            result = results[key] = method(instance, *args, **kwargs)
         return result
 
     return look_up

@@ -175,8 +175,9 @@ class Messages:
             Shape ``(2, num_chunks - 1, num_parts)``.
         """
         cuts = np.arange(len(bounds) - 2)
-        if len(cuts) > len(self.tps):
-            cuts %= len(self.tps)
+        if len(cuts) == len(self.tps):
+            return self._seconds(self._held[:, cuts, bounds[1:-1], None])
+        cuts %= max(1, len(self.tps))
         return self._seconds(self._held[:, cuts, bounds[1:-1], None], cuts)
 
     def rows(self) -> tuple[FloatArray, IntArray]:
@@ -211,9 +212,13 @@ class Messages:
         """Return the seconds of all or some cuts, given a receiving rank's bytes of a sample."""
         coefficients = self.coefficients if cuts is None else self.coefficients[:, :, cuts]
         seconds: FloatArray = coefficients[:, 0] + coefficients[:, 1] * held
-        if (self.tps[:, 0] != self.tps[:, 1]).any():
+        if self._changes_tp:
             seconds += coefficients[:, 2] * held.max(axis=0)
         return seconds
+
+    @cached_property
+    def _changes_tp(self) -> bool:
+        return bool((self.tps[:, 0] != self.tps[:, 1]).any())
 
     @cached_property
     def _held(self) -> FloatArray:

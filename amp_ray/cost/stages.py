@@ -286,7 +286,7 @@ def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(bisect_left(borders, end) for end in row_ends) for row_ends in ends)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StageTimes:
     """Layer times of the tensor-parallel groups of some stages."""
 
@@ -301,6 +301,7 @@ class StageTimes:
     block_counts: IntArray  # shape ``(num_layers + 1,)``; see `Model.block_counts`
     extrapolated: bool  # whether any table extrapolates from measurements
 
+    @memoised
     def rows(self) -> tuple[FloatArray, IntArray]:
         """Return rows of layer times for the partition, and the row of each stage.
 
@@ -309,7 +310,8 @@ class StageTimes:
         Returns:
             Prefix sums of shape ``(num_rows, num_layers + 1)`` and rows of shape ``(pp,)``.
         """
-        step_s = np.diff(self.tables[:, 0] + self.tables[:, 1], axis=1)
+        both = self.tables[:, 0] + self.tables[:, 1]
+        step_s = both[:, 1:] - both[:, :-1]
         rows: dict[tuple[int, ...], int] = {}
         kinds = self.kind.tolist()
         of_stage = [
@@ -330,23 +332,26 @@ class StageTimes:
             Shape ``(3, num_chunks, num_parts)``.
         """
         cuts, pp = np.array(bounds), self.stages.pp
+        if len(bounds) == pp + 1:
+            return self._at(cuts, self._splits(cuts, np.zeros(pp, dtype=np.int64)))
         again = np.zeros(pp, dtype=np.int64)
         of_chunks = []
         for first in range(0, len(bounds) - 1, pp):
             ends = cuts[first : first + pp + 1]
             of_chunks.append(self._at(ends, self._splits(ends, again)))
             again += np.diff(self.block_counts[ends])
-        return of_chunks[0] if len(of_chunks) == 1 else np.concatenate(of_chunks, axis=1)
+        return np.concatenate(of_chunks, axis=1)
 
     def _at(self, cuts: IntArray, split: IntArray) -> FloatArray:
         """Return forward, backward and all-reduce seconds of one chunk of each stage."""
         is_one_kind = len(self.tables) == 1  # then one group stands for all of its stage
         stage = np.arange(self.stages.pp) if is_one_kind else self.stages.stage_of_group
         kind = np.zeros_like(stage) if is_one_kind else self.kind
-        tables, plain = self.tables.transpose(1, 0, 2), self.plain.transpose(1, 0, 2)
-        took = tables[:, kind, split[stage]] - tables[:, kind, cuts[stage]]
+        tables, first = self.tables.transpose(1, 0, 2), cuts[:-1][stage]
+        took = tables[:, kind, split[stage]] - tables[:, kind, first]
         if (split < cuts[1:]).any():
-            took += plain[:, kind, cuts[stage + 1]] - plain[:, kind, split[stage]]
+            plain = self.plain.transpose(1, 0, 2)
+            took += plain[:, kind, cuts[1:][stage]] - plain[:, kind, split[stage]]
         if is_one_kind:
             return np.repeat(took[..., None], self.stages.num_parts, axis=-1)
         return self.stages.worst(took)
@@ -372,7 +377,10 @@ class StageTimes:
             again: Shape ``(pp,)``. Blocks in earlier chunks of the stage.
         """
         distinct, of_stage = self.stages.distinct_options
-        split = cuts[1:].copy()
+        split = cuts[1:]
+        if all(options.recompute.layers is None for options in distinct):
+            return split
+        split = split.copy()
         for number, options in enumerate(distinct):
             if options.recompute.layers is not None:
                 alike = np.flatnonzero(np.array(of_stage) == number)

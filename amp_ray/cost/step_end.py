@@ -177,6 +177,28 @@ class StepEndModel:
         exchanges = self.exchanges(parameters, options, paths)
         return self.exposed_sync_s(parameters, options, paths, beside, exchanges)
 
+    @memoised
+    def sharers(
+        self,
+        options: StageOptions,
+        shards: tuple[Path, ...],
+        copies: tuple[Path, ...],
+        types: frozenset[int],
+    ) -> Sharers:
+        """Return the ranks on these paths and device types: for equal ones the same object."""
+        paths = DataPaths(shards=shards, copies=copies, device=self.slowest(types))
+        return Sharers(options=options, paths=paths)
+
+    @memoised
+    def alone(self, parameters: float, ranks: Sharers) -> tuple[Exchanges, float]:
+        """Return exchanges and optimizer seconds of so many parameters of a rank."""
+        options, paths = ranks.options, ranks.paths
+        shards = options.zero.shards(options.dp)
+        return (
+            self.exchanges(parameters, options, paths),
+            self.optimizer_s(parameters, shards, paths.device),
+        )
+
     def exchanges(self, parameters: float, options: StageOptions, paths: DataPaths) -> Exchanges:
         """Return the seconds of the exchanges of so many parameters of a rank."""
         return Exchanges(
@@ -342,10 +364,9 @@ class StepEnds:
             beside, sync_s, step_s = besides[stage], 0.0, 0.0
             for parameters, ranks in self._shared(stage, held[tp][stage], experts):
                 options, paths = ranks.options, ranks.paths
-                exchanges = self._exchanges(parameters, ranks)
+                exchanges, update_s = self.model.alone(parameters, ranks)
                 sync_s += self.model.exposed_sync_s(parameters, options, paths, beside, exchanges)
-                shards = options.zero.shards(options.dp)
-                step_s += self.model.optimizer_s(parameters, shards, paths.device)
+                step_s += update_s
                 if self.stages.options[stage].spreads_experts:
                     beside = exchanges.left_of(beside)
             sync.append(sync_s)
@@ -356,10 +377,6 @@ class StepEnds:
         self._add_replicated(sync, bounds)
         self._add_slices(sync, bounds)
         return list(zip(sync, step, strict=True))
-
-    @memoised
-    def _exchanges(self, parameters: float, ranks: Sharers) -> Exchanges:
-        return self.model.exchanges(parameters, ranks.options, ranks.paths)
 
     def _besides(self, bounds: tuple[int, ...]) -> list[Beside]:
         """Return the passes that hide the exchanges of each stage, if the runtime overlaps them."""
@@ -520,14 +537,15 @@ class StepEnds:
         (within, within_of), (across, across_of) = map(self._at_once, (shards, copies))
         distinct: dict[object, Sharers] = {}
         sharers = []
-        for stage, key in enumerate(zip(numbers, within_of, across_of, self.types, strict=True)):
+        for key in zip(numbers, within_of, across_of, self.types, strict=True):
             if key not in distinct:
-                paths = DataPaths(
-                    shards=[within.paths[ring] for ring in within_of[stage]],
-                    copies=[across.paths[ring] for ring in across_of[stage]],
-                    device=self.model.slowest(self.types[stage]),
+                number, shard_rings, copy_rings, types = key
+                distinct[key] = self.model.sharers(
+                    options[number],
+                    tuple([within.paths[ring] for ring in shard_rings]),
+                    tuple([across.paths[ring] for ring in copy_rings]),
+                    types,
                 )
-                distinct[key] = Sharers(options=options[numbers[stage]], paths=paths)
             sharers.append(distinct[key])
         return sharers
 
@@ -553,16 +571,17 @@ class StepEnds:
         first, last = ends = tied.stages(bounds, self.stages.pp)
         if first == last:
             return
-        parameters = tied.parameters / lcm(*(self.stages.options[end].tp for end in ends))
-        seconds = max(self.model.tied_s(parameters, path) for path in self._tied_paths(*ends))
+        seconds = self._tied_s(tied.parameters, *ends)
         for stage in ends:
             sync[stage] += seconds
 
     @memoised
-    def _tied_paths(self, first: int, last: int) -> tuple[Path, ...]:
-        """Rates and latencies between the ranks of two stages that share a weight."""
+    def _tied_s(self, whole: float, first: int, last: int) -> float:
+        """Return the seconds to all-reduce so many parameters that two stages share."""
+        parameters = whole / lcm(*(self.stages.options[end].tp for end in (first, last)))
         pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
-        return self.model.topology.rings(pairs).paths
+        paths = self.model.topology.rings(pairs).paths
+        return max(self.model.tied_s(parameters, path) for path in paths)
 
 
 def tied_pairs(first: IntArray, last: IntArray) -> IntArray:

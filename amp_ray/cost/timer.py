@@ -211,7 +211,7 @@ def distinct_replicas(passes_s: FloatArray, sends_s: FloatArray) -> list[int]:
     num_replicas = passes_s.shape[2]
     if num_replicas == 1:
         return [0]
-    rows = [np.moveaxis(times, 2, 0).reshape(num_replicas, -1) for times in (passes_s, sends_s)]
+    rows = [times.transpose(2, 0, 1, 3).reshape(num_replicas, -1) for times in (passes_s, sends_s)]
     columns = np.concatenate(rows, axis=1)
     if (columns == columns[0]).all():  # the usual case, at once
         return [num_replicas - 1]

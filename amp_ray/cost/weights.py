@@ -97,7 +97,8 @@ def by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> Flo
         bounds: Bounds of all chunks.
         pp: Number of stages; None where each is one chunk.
     """
-    held: FloatArray = np.diff(prefix[list(bounds)])
+    ends = prefix[list(bounds)]
+    held: FloatArray = ends[1:] - ends[:-1]
     if pp is not None and len(held) > pp:
         held = held.reshape(-1, pp).sum(axis=0)
     return held

@@ -16,10 +16,12 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import NO_RING, Path, fastest_path
 from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.memo import memoised
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.space import recompute_choices, with_most_recompute
-from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
+from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind, with_zero
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.zero import NO_ZERO
 
 ROUNDING: Final = 1e-9
 """Relative difference between sums of the same terms in another order."""
@@ -110,10 +112,10 @@ class GridBounds:
                 return even_s
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)
-        simple_s = self._iteration_s(candidate, count, self._average_s, limit_s)
+        simple_s = self._iteration_s(candidate, self._average_s, limit_s)
         if simple_s > limit_s:
             return simple_s
-        return max(simple_s, self._iteration_s(candidate, count, self._whole_s, limit_s))
+        return max(simple_s, self._iteration_s(candidate, self._whole_s, limit_s))
 
     def _rough_s(self, candidate: Candidate) -> float:
         """Return a lower bound for equal devices of any memory, where nothing is recomputed."""
@@ -302,31 +304,43 @@ class GridBounds:
             return model.num_layers
         return model.block_counts[-1] - len(self._most_frequent)
 
-    def _iteration_s(
-        self, candidate: Candidate, count: IntArray, slowest: SlowestStage, limit_s: float
-    ) -> float:
+    def _iteration_s(self, candidate: Candidate, slowest: SlowestStage, limit_s: float) -> float:
         """Return a lower bound on the time of pipeline and step end.
 
         Args:
             candidate: Degrees.
-            count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
             slowest: Lower bound on the slowest stage's time for some layer times.
             limit_s: A bound above this limit need not be tight.
         """
-        table, experiment = self._layer_s(candidate), self.cost_model.experiment
-        forward, backward = table[:, 0], table[:, 1]
-        both, batches = forward + backward, candidate.num_micro_batches
+        experiment, batches = self.cost_model.experiment, candidate.num_micro_batches
         late = max(batches - candidate.pp, 0)
         host_s = experiment.constants.host_s_per_micro_batch
-        blocks = experiment.traits.blocking_transfers and candidate.virtual_stages == 1
-        busy_s = slowest(batches * both, count, candidate, batches * blocks) + batches * host_s
+        alike = candidate if candidate.options.zero == NO_ZERO else with_zero(candidate, NO_ZERO)
+        busy_s = self._slowest_s(slowest, alike, later=False) + batches * host_s
         rest_s = self._rest_s(candidate)
         if candidate.virtual_stages > 1 or busy_s + rest_s > limit_s:
             return busy_s + rest_s
-        through_s = float(both.min(axis=0).sum()) + candidate.pp * host_s + self._cuts_s(candidate)
-        later = (batches - 1) * backward + late * forward
-        later_s = slowest(later, count, candidate, max(late - 1, 0) * blocks) + late * host_s
+        least_s = float(self._layer_s(candidate).sum(axis=1).min(axis=0).sum())
+        through_s = least_s + candidate.pp * host_s + self._cuts_s(candidate)
+        later_s = self._slowest_s(slowest, alike, later=True) + late * host_s
         return max(busy_s, through_s + later_s) + rest_s
+
+    @memoised
+    def _slowest_s(self, slowest: SlowestStage, candidate: Candidate, *, later: bool) -> float:
+        """Return the time of the slowest stage for all its passes, or those after its first pass.
+
+        It depends on the degrees alone, so candidates with every ZeRO setting share it.
+        """
+        table, batches = self._layer_s(candidate), candidate.num_micro_batches
+        forward, backward = table[:, 0], table[:, 1]
+        count = np.array(list(self._units(candidate.options.tp).values()), dtype=np.int64)
+        late = max(batches - candidate.pp, 0)
+        blocking = self.cost_model.experiment.traits.blocking_transfers
+        blocks = blocking and candidate.virtual_stages == 1
+        if later:
+            layers_s = (batches - 1) * backward + late * forward
+            return slowest(layers_s, count, candidate, max(late - 1, 0) * blocks)
+        return slowest(batches * (forward + backward), count, candidate, batches * blocks)
 
     def _average_s(
         self, layer_s: FloatArray, count: IntArray, candidate: Candidate, transfers: int

@@ -271,7 +271,8 @@ class RecomputeSearch:
         """Return the smallest start with which a stage takes less than a time, by stage and end."""
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
         starts = [np.searchsorted(prefix, prefix - under_s, side="right") for prefix in prefix_s]
-        return np.array(starts)[row]
+        of_stages: IntArray = np.array(starts)[row]
+        return of_stages
 
     def memory(self, recompute: Recompute) -> StageMemory:
         """Return the memory of the stages with one recompute setting for all."""

@@ -118,19 +118,13 @@ def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[t
 
 def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> tuple[Pick, ...]:
     """Turn taken units into picks; a promise of 0 leaves the node's earlier promise unchanged."""
-    return tuple(
-        Pick(
-            before=state,
-            after=NodeState(
-                used=state.used + part,
-                last=part,
-                promised=promise or state.promised,
-                joined=state.joined + (promise > 0),
-                home=part if state.home == AWAITS_FIRST else state.home,
-            ),
-        )
-        for (state, part), promise in zip(taken, promises, strict=True)
-    )
+    picks = []
+    for (state, part), promise in zip(taken, promises, strict=True):
+        used, _, promised, joined, home = state
+        home = part if home == AWAITS_FIRST else home
+        after = NodeState(used + part, part, promise or promised, joined + (promise > 0), home)
+        picks.append(Pick(state, after))
+    return tuple(picks)
 
 
 def _distributions(
@@ -355,8 +349,8 @@ def _explored(
     most_steps: int,
 ) -> ClassMoves | None:
     """Enumerate moves from one state; cached, as other micro-batch sizes need the same."""
-    if parts == "any" and math.comb(len(fresh) + num_units, num_units) > most_steps:
-        return None  # a lower bound on the states: units taken per node, in any order
+    if parts == "any" and _least_steps(len(fresh), num_units, dp, most_steps) > most_steps:
+        return None
     number_of: dict[tuple[NodeState, ...], int] = {fresh: 0}
     relations: dict[Pairs, int] = {}
     steps: list[tuple[int, int, Step]] = []
@@ -373,6 +367,23 @@ def _explored(
             if len(steps) > most_steps:
                 return None
     return _laid_out(num_units, dp, states, steps, tuple(relations))
+
+
+def _least_steps(num_nodes: int, num_units: int, dp: int, most_steps: int) -> float:
+    """Return a lower bound on the steps of equal nodes that give any parts.
+
+    Units may have been taken from the nodes in any order. With two nodes, one may rest in any state
+    while the other takes any step that it could take alone.
+    """
+    least = math.comb(num_nodes + num_units, num_units)
+    if num_nodes == 1 or least > most_steps:
+        return least
+    alone = _explored((NodeState(),), num_units, dp, "any", most_steps)
+    if alone is None:
+        return math.inf
+    resting = {cleared(state, num_units) for (state,) in alone.states}
+    num_given = len(alone.steps) - len(alone.states)  # one step of each state gives nothing
+    return max(least, len(resting) * num_given)
 
 
 def _laid_out(

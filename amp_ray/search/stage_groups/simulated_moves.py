@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import (
     accumulate,
     chain,
@@ -614,7 +614,7 @@ class Moves:
     ) -> Use | None:
         """Return a stage with samples by speed, at most ``most``; None if limits forbid it."""
         one = with_degrees(self.experiment, options, options.tp, 1)
-        shares = self._by_speed(self._types_of(replicas), one, size, most)
+        shares = self.by_speed(self._types_of(replicas), one, size, most)
         return Use(replicas, shares, options) if self._allows(shares) else None
 
     def _types_of(self, replicas: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
@@ -642,7 +642,7 @@ class Moves:
         )
 
     @memoised
-    def _by_speed(
+    def by_speed(
         self,
         types: tuple[tuple[int, ...], ...],
         options: StageOptions,
@@ -653,17 +653,25 @@ class Moves:
 
         ``most`` are the most samples of each replica; empty for no limit.
         """
+        if len(set(types)) == 1:
+            whole, more = divmod(size, len(types))
+            return (whole + 1,) * more + (whole,) * (len(types) - more)
         shares = [1] * len(types)
+        able = range(len(types)) if not most else [at for at, limit in enumerate(most) if limit > 1]
+        next_ends = [(self.seconds(types[at], options, 2), at) for at in able]
+        heapify(next_ends)
         for _ in range(size - len(types)):
-            first = min(
-                (at for at in range(len(types)) if not most or shares[at] < most[at]),
-                key=lambda place: self._seconds(types[place], options, shares[place] + 1),
-            )
+            first = next_ends[0][1]
             shares[first] += 1
+            if most and shares[first] == most[first]:
+                heappop(next_ends)
+            else:
+                seconds = self.seconds(types[first], options, shares[first] + 1)
+                heapreplace(next_ends, (seconds, first))
         return tuple(shares)
 
     @memoised
-    def _seconds(self, types: tuple[int, ...], options: StageOptions, samples: int) -> float:
+    def seconds(self, types: tuple[int, ...], options: StageOptions, samples: int) -> float:
         """Return the time of all layers on a replica, without its all-reduces."""
         table, _ = self.cost_model.time_tables.table(types, NO_RING, options, samples)
         return float(table[0, -1] + table[1, -1])

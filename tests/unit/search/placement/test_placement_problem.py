@@ -230,6 +230,16 @@ def test_a_class_with_too_many_steps_is_given_up() -> None:
     assert class_moves(small, 2, Scope(max_options=1), 6_000) is not None
 
 
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("dp", [1, 2, 3, 4])
+def test_a_class_is_given_up_only_beyond_the_limit(dp: int, *, ends: bool) -> None:
+    pair, scope = NodeClass(nodes=(0, 1), num_units=3), Scope(ends=ends, max_options=1)
+    whole = class_moves(pair, dp, scope, 100_000)
+    assert whole is not None
+    assert class_moves(pair, dp, scope, len(whole.steps)) is not None
+    assert class_moves(pair, dp, scope, len(whole.steps) - 1) is None
+
+
 def test_one_unit_goes_to_the_only_place() -> None:
     assert matchings(((1, 0), (0, 1)), 4, 8) == (((0, 1, 1),),)
 

@@ -259,6 +259,25 @@ def test_larger_micro_batches_leave_small_devices_what_fits() -> None:
     assert {(6, 18), (5, 19)} <= shares  # by speed, and as many as fit the smaller device
 
 
+@pytest.mark.parametrize("most", [(), (3, 2, 9, 9), (1, 9, 9, 2)])
+@pytest.mark.parametrize("size", [4, 5, 12])
+@pytest.mark.parametrize("kinds", [(0, 0, 0, 0), (0, 1, 1, 0), (1, 0, 0, 0)])
+def test_every_sample_goes_to_the_replica_that_would_end_first(
+    kinds: tuple[int, ...], size: int, most: tuple[int, ...]
+) -> None:
+    experiment = experiment_from(NODES)
+    model = CostModel(experiment=experiment)
+    moves, types = Moves(experiment=experiment, cost_model=model, tps=(1,)), [(at,) for at in kinds]
+    if len(set(kinds)) == 1:
+        most = ()  # equal replicas have equal limits
+    shares = [1] * len(types)
+    for _ in range(size - len(types)):
+        able = [at for at in range(len(types)) if not most or shares[at] < most[at]]
+        first = min(able, key=lambda at: moves.seconds(types[at], NO_OPTIONS, shares[at] + 1))
+        shares[first] += 1
+    assert moves.by_speed(tuple(types), NO_OPTIONS, size, most) == tuple(shares)
+
+
 def test_plans_of_a_kind_take_equal_nodes_in_the_same_order() -> None:
     model = CostModel(experiment=experiment_from(NODES))
     kinds = [
