@@ -22,6 +22,7 @@ from amp_ray.report.strategy_text import (
     has_even_cuts,
     notation,
     options_text,
+    with_idle,
 )
 from amp_ray.search.ranking import (
     Ranking,
@@ -31,7 +32,7 @@ from amp_ray.search.ranking import (
     reasons_text,
 )
 from amp_ray.search.replan import Moves
-from amp_ray.search.rows import idle_devices, idle_text, training_needs
+from amp_ray.search.rows import idle_devices, training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import GIB, counted, figure_text
@@ -167,11 +168,9 @@ class ResultsTable:
             return lines + (phrase_lines(remedies, room) if remedies else [])
         marks = [self._marks[text] for text in result.warnings if text in self._marks]
         cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
-        idle = idle_text(idle_devices(result.strategy, self.experiment.cluster))
-        lines = phrase_lines(
-            ", ".join(filter(None, (cuts, *chosen_texts(result.strategy, self.experiment), idle))),
-            room,
-        )
+        plan = ", ".join((cuts, *chosen_texts(result.strategy, self.experiment)))
+        idle = idle_devices(result.strategy, self.experiment.cluster)
+        lines = phrase_lines(with_idle(plan, idle), room)
         if not self._has_places:
             return lines
         places = places_text(result.strategy, self.experiment.cluster)

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from amp_ray.calibration import Calibration, TrialRecord
 from amp_ray.report.console import FIGURE, TEXT, WORD, Row, phrase_lines, table
-from amp_ray.report.strategy_text import plan_text
-from amp_ray.search.rows import idle_text
+from amp_ray.report.strategy_text import plan_text, with_idle
 from amp_ray.trials.doctor.findings import Finding, Level, only
 from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted, figure_text
 
@@ -53,8 +52,7 @@ def explanation_view(record: Record) -> RenderableType:
         return Group(Text("what would help, planned again:"), _advice(record.get("advice", ())))
     row = record["row"]
     seconds = figure_text(row["iteration_time_s"])
-    idle = idle_text(row.get("idle_devices", {}))
-    plan = ", ".join(filter(None, (plan_text(row["strategy"]), idle)))
+    plan = with_idle(plan_text(row["strategy"]), row.get("idle_devices", {}))
     title = f"{record['experiment']}, #{row['position']}: {plan}, {seconds} s"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(_shares(row))]
     parts += ["", _stages(record["stages"])]
