@@ -68,7 +68,7 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
     type=click.Choice(sorted(RUNTIMES)),
     metavar="NAME",
     help=f"The training program: {', '.join(sorted(set(RUNTIMES) - _HISTORIC))}, or a historic "
-    "one.  [default: deepspeed; megatron-core for models with experts]",
+    "one.  [default: deepspeed; megatron-core for experts and from 16,384 tokens on]",
 )
 @click.option("--name", help="Of the experiment.  [default: that of the file]")
 @verbose_option
