@@ -25,11 +25,10 @@ _HALF_THE_UNITS: Final = (*_NO_FLASH_ATTENTION, "A30", "A100-40", "A100-80")
 """Boards with 64 units of single precision in a multiprocessor."""
 
 _MEASURED: Final = (
-    *("T4", "V100-16", "V100-32", "A100-40", "A100-80", "H100", "H800", "H200", "B200", "B300"),
+    *("T4", "V100-16", "A100-40", "A100-80", "H100", "H800", "H200", "B200", "B300"),
     *("GB200", "GB300"),
 )
-"""Boards of the measurements in ``experiments/published``, which `make accuracy` compares, and one
-that differs from its sister only in the size of its memory (V100)."""
+"""Boards of the measurements in ``experiments/published``, which `make accuracy` compares."""
 
 
 _ATTENTION: Final = {
