@@ -57,6 +57,9 @@ _WHOLE: Final = "whole"
 _LEAST_ROOM: Final = 30
 """Least width of bounds and places; the breakdown is left out before they get less."""
 
+_LEAST_BOUNDS: Final = 16
+"""Least width of bounds and places if figures can be left out for them."""
+
 _LONG_RUN: Final = 3  # number of nodes from which on only the ends of a run are named
 
 
@@ -106,6 +109,10 @@ class ResultsTable:
         is_whole = room >= _LEAST_ROOM
         if not is_whole:
             padding, room = _room(figures, options.max_width, most_padding=0)
+        for name in ("+-", self._risk, _MEMORY, "MFU"):  # in terminals below 80 columns
+            if room < _LEAST_BOUNDS:
+                figures = [column for column in figures if column[0] != name]
+                padding, room = _room(figures, options.max_width, most_padding=0)
         num_speeds = sum(header not in {_MEMORY, _COST, self._risk} for header, *_cells in figures)
         columns = [*figures[:num_speeds], *(parts if is_whole else ()), *figures[num_speeds:]]
         num_able = sum(isinstance(result, Estimate) and result.feasible for result in self.results)

@@ -181,7 +181,9 @@ class SweepView:
         for name in _LEAST_NEEDED:
             if options.max_width - _width(columns) < _LEAST_PLAN:
                 columns = [column for column in columns if column[0] != name]
-        room = options.max_width - _width(columns) - 1
+        room = options.max_width - _width(columns)
+        padding = int(room - len(columns) - 1 >= _LEAST_PLAN)
+        room -= padding * (len(columns) + 1)
         plans = ["\n".join(phrase_lines(_plan_or_why(point), room)) for point in points]
         settings = [(header, FIGURE) for header, *_cells in columns]
         cells = zip(*(cells for _header, *cells in columns), plans, strict=True)
@@ -192,7 +194,7 @@ class SweepView:
         yield Text(self.head)
         yield Text(", ".join([*self._same(), f"cost model {self.record['cost_model']}"]))
         plan = ("best plan, or why none", TEXT)
-        yield table([*settings, plan], rows)
+        yield table([*settings, plan], rows, padding=padding)
         if self.record["knee"] is not None:
             yield "* from here on, added devices bring less than half of their share of samples/s"
         if any(header == _LINEAR for header, *_cells in columns):

@@ -88,6 +88,13 @@ def test_the_answer_is_there_in_every_width_and_no_line_is_longer(width: int) ->
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_a_narrow_terminal_shows_bounds_instead_of_some_figures() -> None:
+    text = shown(ranking(("slots: 2,", "slots: 2, memory_gib: 3.0,")), num_rows=16, width=60)
+    assert "0 3 4 5 9" in text
+    assert "tok/s" in text
+    assert "+-" not in text
+
+
 def test_where_the_time_goes_is_left_out_where_there_is_no_room() -> None:
     narrow, wide = shown(ranking(), width=80), shown(ranking(), width=132)
     heads = "".join(narrow.splitlines()[:3])
