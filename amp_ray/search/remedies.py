@@ -160,8 +160,8 @@ def _together(names: Sequence[str]) -> str:
     """
     last = {part.split(" ")[0]: part for name in names for part in name.split(", ")}
     degrees = [part for word, part in last.items() if word in _DEGREES]
-    others = [part for word, part in last.items() if word not in _DEGREES]
-    return " and ".join(filter(None, [*others, ", ".join(degrees)]))
+    settings = [part for word, part in last.items() if word not in _DEGREES]
+    return " and ".join(filter(None, [*settings, ", ".join(degrees)]))
 
 
 def _alike(strategy: Strategy) -> Strategy:
