@@ -76,8 +76,9 @@ _TARGETS: Final = sorted(
     "target",
     required=True,
     type=click.Choice(_TARGETS),
-    help="Format: a program's flags or configuration for one strategy; csv and optuna: all "
-    "strategies; metis: hostfile, clusterfile.json and a folder profile.",
+    metavar="FORMAT",
+    help=f"{', '.join(_TARGETS)}: a program's flags or configuration for one strategy; csv and "
+    "optuna: all strategies; metis: hostfile, clusterfile.json and a folder profile.",
 )
 @click.option(
     "--position",

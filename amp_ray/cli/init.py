@@ -66,8 +66,9 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
 @click.option(
     "--runtime",
     type=click.Choice(sorted(RUNTIMES)),
-    metavar=f"[{'|'.join(sorted(name for name in RUNTIMES if name not in _HISTORIC))}|...]",
-    help="The training program.  [default: deepspeed; megatron-core for models with experts]",
+    metavar="NAME",
+    help=f"The training program: {', '.join(sorted(set(RUNTIMES) - _HISTORIC))}, or a historic "
+    "one.  [default: deepspeed; megatron-core for experts and from 16,384 tokens on]",
 )
 @click.option("--name", help="Of the experiment.  [default: that of the file]")
 @verbose_option

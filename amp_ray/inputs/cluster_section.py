@@ -27,6 +27,7 @@ from amp_ray.units import (
     GIGA,
     TERA,
     Precision,
+    counted,
     gbit_per_s_to_bytes_per_s,
     gib_to_bytes,
     microseconds_to_s,
@@ -256,8 +257,8 @@ def _check_hosts(
     """Refuse a hostfile that disagrees with ``cluster.nodes``."""
     if len(hosts) != len(entries):
         message = (
-            f"describes {len(entries)} hosts and hostfile {section.hostfile!r} names {len(hosts)}: "
-            "they are matched in order, so the counts must be equal"
+            f"describes {counted(len(entries), 'host')}, hostfile {section.hostfile!r} names "
+            f"{len(hosts)}: they are matched in order, so the counts must be equal"
         )
         raise InputError(message, where=document.where("cluster", "nodes"))
     mistakes = Mistakes()

@@ -217,7 +217,8 @@ def parse_yaml(text: str, *, file: str) -> Document:
     """Read a YAML mapping; refuse repeated keys and files that are too large."""
     values, lines = read_yaml(text, file=file)
     if not isinstance(values, dict):
-        kind = "an empty file" if values is None else f"a {type(values).__name__}"
+        kinds = {type(None): "an empty file", list: "a list", str: "text"}
+        kind = kinds.get(type(values), "a single value")
         message = f"expected a mapping of keys such as 'name:' and 'model:', found {kind}"
         raise InputError(message, where=Where(file=file))
     return Document(file=file, values=values, lines=lines)

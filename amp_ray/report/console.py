@@ -3,11 +3,15 @@
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import zip_longest
 from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +26,8 @@ _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
 _HTML_WIDTH: Final = 180
 
+_MANY_ROWS: Final = 200  # from so many on, a table is drawn line by line
+
 
 class Row(NamedTuple):
     """Cells of a table row, and their style."""
@@ -35,6 +41,50 @@ def console(*, stderr: bool = False, width: int | None = None, quiet: bool = Fal
     return Console(
         stderr=stderr, width=width, quiet=quiet, markup=False, emoji=False, highlight=False
     )
+
+
+class _Table(Table):
+    """A table that draws many rows by itself, to the same lines.
+
+    Rich takes about a millisecond for a row, since it renders each cell as a document.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the table; by itself if no line is wider than the console and no cell has styles."""
+        cells = [(one.header, *one.cells) for one in self.columns]
+        is_plain = all(isinstance(cell, Text) and not cell.spans for one in cells for cell in one)
+        lines = [[str(cell).split("\n") for cell in one] for one in cells]
+        widths = [max(cell_len(line) for cell in one for line in cell) for one in lines]
+        width = sum(widths) + len(self._gap) * len(widths) - 1
+        if self.row_count < _MANY_ROWS or width > options.max_width or not is_plain or self.title:
+            yield from super().__rich_console__(console, options)
+            return
+        head, *rows = zip(*lines, strict=True)
+        yield from self._row(head, widths, [console.get_style("bold")] * len(widths))
+        yield Segment("─" * width + "\n")
+        of_columns = [console.get_style(column.style) for column in self.columns]
+        for row, cells_of_row in zip(self.rows, rows, strict=True):
+            style = console.get_style(row.style or "")
+            yield from self._row(cells_of_row, widths, [style + one for one in of_columns])
+
+    @property
+    def _gap(self) -> str:
+        """Blanks behind a cell: its padding and the line between columns."""
+        return " " * (self.padding[1] + 1)
+
+    def _row(
+        self, cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[Style]
+    ) -> Iterator[Segment]:
+        """Yield the lines of a row."""
+        is_right = [column.justify == "right" for column in self.columns]
+        ends = [self._gap] * (len(widths) - 1) + [self._gap[1:]]
+        for line in zip_longest(*cells, fillvalue=""):
+            for text, width, right, end, style in zip(
+                line, widths, is_right, ends, styles, strict=True
+            ):
+                blank = " " * (width - cell_len(text))
+                yield Segment((blank + text if right else text + blank) + end, style)
+            yield Segment.line()
 
 
 def table(
@@ -54,7 +104,7 @@ def table(
         caption: Caption below the table.
         padding: Number of blanks between columns.
     """
-    drawn = Table(
+    drawn = _Table(
         box=SIMPLE_HEAD,
         padding=(0, padding, 0, 0),
         show_edge=False,

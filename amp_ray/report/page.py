@@ -24,13 +24,14 @@ from amp_ray.report.strategy_text import (
     advised_text,
     strategy_text,
     what_is_planned,
+    with_idle,
 )
 from amp_ray.report.study import recommendation_lines, time_text, warning_texts
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.planner import AMP_RAY, Planner, make_planner
 from amp_ray.search.ranking import is_risky, plainest_text
-from amp_ray.search.rows import difference, idle_text, row
+from amp_ray.search.rows import difference, row
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import trial_tells_time, with_mean
 from amp_ray.trials.runtime_strategy import RUNTIMES
@@ -271,8 +272,7 @@ def _lead(
         speed += f", with a risk of {best.failure_probability:.0%} to fail".replace("%", " %")
     number = _NUMBERS[num_ties] if num_ties < len(_NUMBERS) else f"{num_ties} others"
     ties = f"; {number} {'is' if num_ties == 1 else 'are'} as good" if num_ties else ""
-    idle = idle_text(full.get("idle_devices", {}))
-    plan = ", ".join(filter(None, (advised_text(full["strategy"]), idle)))
+    plan = with_idle(advised_text(full["strategy"]), full.get("idle_devices", {}))
     return f"Use {plan}: {'; '.join(filter(None, (speed, why)))}{ties}."
 
 

@@ -75,6 +75,12 @@ def advised_text(strategy: Mapping[str, Any]) -> str:
     return f"{plan_text(rest)} with ZeRO-{zero}" if zero else plan_text(rest)
 
 
+def with_idle(plan: str, idle: Mapping[str, int]) -> str:
+    """Add the devices that a plan leaves idle: ``tp 2, pp 1, 2 x A100-40, 1 x T4 idle``."""
+    devices = [f"{number} x {name}" for name, number in idle.items()]
+    return ", ".join([plan, *devices]) + (" idle" if idle else "")
+
+
 def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of layers, or a list
     """Name the kinds of recompute of the stages, each kind once."""
     if isinstance(recompute, str):

@@ -22,6 +22,7 @@ from amp_ray.report.strategy_text import (
     has_even_cuts,
     notation,
     options_text,
+    with_idle,
 )
 from amp_ray.search.ranking import (
     Ranking,
@@ -31,7 +32,7 @@ from amp_ray.search.ranking import (
     reasons_text,
 )
 from amp_ray.search.replan import Moves
-from amp_ray.search.rows import idle_devices, idle_text, training_needs
+from amp_ray.search.rows import idle_devices, training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import GIB, counted, figure_text
@@ -55,6 +56,9 @@ _WHOLE: Final = "whole"
 
 _LEAST_ROOM: Final = 30
 """Least width of bounds and places; the breakdown is left out before they get less."""
+
+_LEAST_BOUNDS: Final = 16
+"""Least width of bounds and places if figures can be left out for them."""
 
 _LONG_RUN: Final = 3  # number of nodes from which on only the ends of a run are named
 
@@ -105,6 +109,10 @@ class ResultsTable:
         is_whole = room >= _LEAST_ROOM
         if not is_whole:
             padding, room = _room(figures, options.max_width, most_padding=0)
+        for name in ("+-", self._risk, _MEMORY, "MFU"):  # in terminals below 80 columns
+            if room < _LEAST_BOUNDS:
+                figures = [column for column in figures if column[0] != name]
+                padding, room = _room(figures, options.max_width, most_padding=0)
         num_speeds = sum(header not in {_MEMORY, _COST, self._risk} for header, *_cells in figures)
         columns = [*figures[:num_speeds], *(parts if is_whole else ()), *figures[num_speeds:]]
         num_able = sum(isinstance(result, Estimate) and result.feasible for result in self.results)
@@ -167,11 +175,9 @@ class ResultsTable:
             return lines + (phrase_lines(remedies, room) if remedies else [])
         marks = [self._marks[text] for text in result.warnings if text in self._marks]
         cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
-        idle = idle_text(idle_devices(result.strategy, self.experiment.cluster))
-        lines = phrase_lines(
-            ", ".join(filter(None, (cuts, *chosen_texts(result.strategy, self.experiment), idle))),
-            room,
-        )
+        plan = ", ".join((cuts, *chosen_texts(result.strategy, self.experiment)))
+        idle = idle_devices(result.strategy, self.experiment.cluster)
+        lines = phrase_lines(with_idle(plan, idle), room)
         if not self._has_places:
             return lines
         places = places_text(result.strategy, self.experiment.cluster)

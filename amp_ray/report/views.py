@@ -10,8 +10,7 @@ from rich.text import Text
 
 from amp_ray.calibration import Calibration, TrialRecord
 from amp_ray.report.console import FIGURE, TEXT, WORD, Row, phrase_lines, table
-from amp_ray.report.strategy_text import plan_text
-from amp_ray.search.rows import idle_text
+from amp_ray.report.strategy_text import plan_text, with_idle
 from amp_ray.trials.doctor.findings import Finding, Level, only
 from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted, figure_text
 
@@ -53,8 +52,7 @@ def explanation_view(record: Record) -> RenderableType:
         return Group(Text("what would help, planned again:"), _advice(record.get("advice", ())))
     row = record["row"]
     seconds = figure_text(row["iteration_time_s"])
-    idle = idle_text(row.get("idle_devices", {}))
-    plan = ", ".join(filter(None, (plan_text(row["strategy"]), idle)))
+    plan = with_idle(plan_text(row["strategy"]), row.get("idle_devices", {}))
     title = f"{record['experiment']}, #{row['position']}: {plan}, {seconds} s"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(_shares(row))]
     parts += ["", _stages(record["stages"])]
@@ -183,7 +181,9 @@ class SweepView:
         for name in _LEAST_NEEDED:
             if options.max_width - _width(columns) < _LEAST_PLAN:
                 columns = [column for column in columns if column[0] != name]
-        room = options.max_width - _width(columns) - 1
+        room = options.max_width - _width(columns)
+        padding = int(room - len(columns) - 1 >= _LEAST_PLAN)
+        room -= padding * (len(columns) + 1)
         plans = ["\n".join(phrase_lines(_plan_or_why(point), room)) for point in points]
         settings = [(header, FIGURE) for header, *_cells in columns]
         cells = zip(*(cells for _header, *cells in columns), plans, strict=True)
@@ -194,7 +194,7 @@ class SweepView:
         yield Text(self.head)
         yield Text(", ".join([*self._same(), f"cost model {self.record['cost_model']}"]))
         plan = ("best plan, or why none", TEXT)
-        yield table([*settings, plan], rows)
+        yield table([*settings, plan], rows, padding=padding)
         if self.record["knee"] is not None:
             yield "* from here on, added devices bring less than half of their share of samples/s"
         if any(header == _LINEAR for header, *_cells in columns):

@@ -211,33 +211,16 @@ def software_script() -> str:
     return guarded(source)
 
 
-class Probe:
-    """The connection to a probe on one host; the probe ends with it."""
-
-    def __init__(self, host: Host, *, limit_s: float) -> None:
-        self._link = AgentLink(
-            host,
-            AgentSettings(),
-            queue.SimpleQueue(),
-            bootstrap=guarded(BOOTSTRAP),
-            modules=PROBE_MODULES,
-            limit_s=math.ceil(limit_s),
-        )
-
-    def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
-        """Ask a question and return the answer; its kind is ``old`` if Python is too old."""
-        try:
-            return self._link.ask({"kind": kind, **details}, kind, timeout_s)
-        except HostError:
-            old = _old_python(self._link.noise)
-            if old is None:
-                raise
-            return old
-
-    def close(self) -> None:
-        """End the probe and its processes; wait `_END_TIMEOUT_S` at most."""
-        self._link.close()
-        self._link.wait(_END_TIMEOUT_S)
+def probe_link(host: Host, *, limit_s: float) -> AgentLink:
+    """Start the probe on a host; it ends with the link, or after the limit."""
+    return AgentLink(
+        host,
+        AgentSettings(),
+        queue.SimpleQueue(),
+        bootstrap=guarded(BOOTSTRAP),
+        modules=PROBE_MODULES,
+        limit_s=math.ceil(limit_s),
+    )
 
 
 def _old_python(lines: Sequence[str]) -> Message | None:
@@ -287,7 +270,7 @@ class HostProbe:
         self.spec = spec
         self._question = question
         self._host: Host | None = None
-        self._probe: Probe | None = None
+        self._link: AgentLink | None = None
         self._failure: Finding | None = None
         self._answer: Facts | None = None
         self._unreached: tuple[tuple[HostSpec, str], ...] = ()
@@ -311,8 +294,8 @@ class HostProbe:
             self._host.close()
             return
         try:
-            self._probe = Probe(self._host, limit_s=self._question.limit_s)
-            self._answer = self._ask_facts(self._host, self._probe)
+            self._link = probe_link(self._host, limit_s=self._question.limit_s)
+            self._answer = self._ask_facts(self._link, self._host)
         except _WRONG as error:
             self._failure = Finding(
                 level="error",
@@ -344,7 +327,7 @@ class HostProbe:
             and host_probe.spec.group == self.spec.group
             and host_probe.listens_at
         }
-        if self._probe is None or self.listens_at is None or not peers:
+        if self._link is None or self.listens_at is None or not peers:
             return
         named = [
             {"name": name, "address": address[0], "port": address[1]}
@@ -352,7 +335,8 @@ class HostProbe:
             if (address := host_probe.listens_at) is not None
         ]
         try:
-            answer = self._probe.ask("reach", REACH_S + _MARGIN_S, peers=named, limit_s=REACH_S)
+            question = {"kind": "reach", "peers": named, "limit_s": REACH_S}
+            answer = self._link.ask(question, "reach", REACH_S + _MARGIN_S)
             self._unreached = tuple(
                 (peers[peer["name"]].spec, str(peer["problem"]))
                 for peer in answer["peers"]
@@ -377,23 +361,30 @@ class HostProbe:
         )
 
     def close(self) -> None:
-        """End the probe and disconnect."""
+        """End the probe and its processes, within `_END_TIMEOUT_S`, and disconnect."""
         self._closed.set()
-        if self._probe is not None:
-            self._probe.close()
+        if self._link is not None:
+            self._link.close()
+            self._link.wait(_END_TIMEOUT_S)
         if self._host is not None:
             self._host.close()
 
-    def _ask_facts(self, host: Host, probe: Probe) -> Message:
-        question, trials = self._question, self._question.trials
-        return probe.ask(
-            "facts",
-            question.answer_s,
-            limit_s=_FACTS_S,
-            addresses=list(host.addresses),
-            base=None,
-            python=trials.python or host.python,
-            environment=question.environment,
-            script=software_script(),
-            num_peers=question.num_peers,
-        )
+    def _ask_facts(self, link: AgentLink, host: Host) -> Message:
+        """Ask for the facts; the answer's kind is ``old`` if Python is too old."""
+        question = {
+            "kind": "facts",
+            "limit_s": _FACTS_S,
+            "addresses": list(host.addresses),
+            "base": None,
+            "python": self._question.trials.python or host.python,
+            "environment": self._question.environment,
+            "script": software_script(),
+            "num_peers": self._question.num_peers,
+        }
+        try:
+            return link.ask(question, "facts", self._question.answer_s)
+        except HostError:
+            old = _old_python(link.noise)
+            if old is None:
+                raise
+            return old

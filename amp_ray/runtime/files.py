@@ -320,6 +320,8 @@ def write_text(path: Path, text: str | Iterable[str], *, mode: int = 0o666) -> N
     pieces = (piece.encode() for piece in ([text] if isinstance(text, str) else text))
     try:
         target = _followed(path)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if _is_stream(target):
             descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             with os.fdopen(descriptor, "wb") as file:

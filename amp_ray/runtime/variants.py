@@ -101,6 +101,8 @@ def combinations_of(
     Example:
         >>> combinations_of(["a=1,2", "b.c=[1, 2],x"])
         (('a=1', 'b.c=[1, 2]'), ('a=1', 'b.c=x'), ('a=2', 'b.c=[1, 2]'), ('a=2', 'b.c=x'))
+        >>> combinations_of({"tokens": [1e12, 1.5]})
+        (('tokens=1e+12',), ('tokens=1.5',))
     """
     choices: dict[str, list[str]] = {}
     total = 1
@@ -125,7 +127,9 @@ def combinations_of(
 
 
 def _written(value: Any) -> str:  # noqa: ANN401 - any plain value
-    """Return a value as text that is read back as the same value."""
+    """Return a value as text that is read back as the same value: 1e+12 for 1000000000000.0."""
+    if isinstance(value, float) and parse_value(f"{value:g}", file="") == value:
+        return f"{value:g}"
     if isinstance(value, str) and parse_value(value, file="") == value:
         return value
     return json.dumps(value)

@@ -24,6 +24,7 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
 _MOST_TOGETHER: Final = 3  # changes that are added up
 _MOST_SHOWN: Final = 4  # remedies of a strategy
 _DOUBLED: Final = 2
+_DEGREES: Final = ("tp", "cp", "pp", "dp")
 
 _Recipe = tuple[Experiment, Strategy]
 
@@ -60,7 +61,7 @@ class Remedies:
 
     @staticmethod
     def _remedy(names: Sequence[str], estimate: Estimate) -> Remedy:
-        return Remedy(change=" and ".join(names), iteration_time_s=estimate.iteration_time_s)
+        return Remedy(change=_together(names), iteration_time_s=estimate.iteration_time_s)
 
     @staticmethod
     def _is_too_large(estimate: Estimate) -> bool:
@@ -148,6 +149,19 @@ class Remedies:
                 costs = self._models(experiment).costs(more)
                 bounds = best_bounds(experiment, costs, EFFORT)
                 yield name, (experiment, Strategy.uniform(more, bounds))
+
+
+def _together(names: Sequence[str]) -> str:
+    """Name changes that are made one after another by the last value of each dimension.
+
+    Example:
+        >>> _together(["ZeRO 3", "tp 2, dp 4", "tp 4, dp 2"])
+        'ZeRO 3 and tp 4, dp 2'
+    """
+    last = {part.split(" ")[0]: part for name in names for part in name.split(", ")}
+    degrees = [part for word, part in last.items() if word in _DEGREES]
+    settings = [part for word, part in last.items() if word not in _DEGREES]
+    return " and ".join(filter(None, [*settings, ", ".join(degrees)]))
 
 
 def _alike(strategy: Strategy) -> Strategy:

@@ -101,13 +101,6 @@ def idle_devices(strategy: Strategy, cluster: Cluster) -> dict[str, int]:
     return dict(Counter(cluster.nodes[node].device.name for node in nodes))
 
 
-def idle_text(idle: Mapping[str, int]) -> str:
-    """Name the devices that a strategy leaves idle: ``2 x A100-40, 1 x T4 idle``."""
-    return (
-        f"{', '.join(f'{number} x {name}' for name, number in idle.items())} idle" if idle else ""
-    )
-
-
 def _memory(planner: Planner, strategy: Strategy) -> list[dict[str, int]] | None:
     """Return the parts of each stage's peak memory, or None if the planner has none."""
     parts = planner.memory_parts(strategy)

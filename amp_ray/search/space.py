@@ -279,8 +279,11 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
 def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
     """Enumerate the recompute settings that the runtime supports, by kind and number of blocks.
 
-    A fused attention core stores no activations to drop, so it has no setting.
+    A fused attention core stores no activations to drop, so it has no setting. Blocks whose
+    activations wait in the host's memory exclude all but none.
     """
+    if experiment.traits.offloaded_blocks:
+        return (NO_RECOMPUTE,)
     model, (layers, _) = experiment.model, experiment.model.distinct_layers
     has_core = any(op.core == "inner" for layer in layers for op in layer.core)
     return _settings(model.block_counts[-1], experiment.traits.recompute, has_core=has_core)
@@ -461,6 +464,8 @@ def searched_dimensions(experiment: Experiment) -> tuple[str, ...]:
     chosen = {"recompute": AUTO, "zero_stage": AUTO_STAGE}
     names = {name for name, values in values_of.items() if len(values) > 1}
     names |= {name for name, auto in chosen.items() if auto in values_of.get(name, ())}
+    if len(recompute_choices(experiment)) == 1:
+        names.discard("recompute")
     if experiment.space != "uniform":
         names.add("placement")
     return tuple(sorted(names))

@@ -60,8 +60,18 @@ def test_a_plan_follows(amp_ray: Run, tmp_path: Path) -> None:
 
 def test_help_leaves_out_programs_of_past_years(amp_ray: Run) -> None:
     shown = amp_ray("init", "--help").out
-    assert "|torch|...]" in shown
+    assert "torch, or a historic" in " ".join(shown.split())
     assert "2022" not in shown
+
+
+@pytest.mark.parametrize(("tokens", "runtime"), [(16383, "deepspeed"), (16384, "megatron-core")])
+def test_long_sequences_get_a_runtime_that_divides_them(
+    amp_ray: Run, tmp_path: Path, tokens: int, runtime: str
+) -> None:
+    path = tmp_path / "my.yaml"
+    where = ("--cluster", "dgx-h100", "--nodes", "4", "--batch", "64")
+    amp_ray("init", "-o", path, "--model", "llama-3-8b", *where, "--sequence-length", str(tokens))
+    assert load_experiment(path).traits.name == runtime
 
 
 def test_one_node_needs_no_network(amp_ray: Run, tmp_path: Path) -> None:
@@ -120,20 +130,17 @@ def test_hosts_are_asked_for_their_boards(
     [
         ((*NODES, "--batch", "8"), "--model is missing"),
         (
-            (*NODES, "--batch", "8", "--model", "lama"),
-            "no model is named 'lama' (a Hugging Face config.json works too); known: gpt2-1.5b",
+            (*NODES, "--batch", "8", "--model", "alpaca"),
+            "no model is named 'alpaca' (a Hugging Face config.json works too); known: gpt2-1.5b",
         ),
+        (("--model", "qwen3-235b"), "too); did you mean qwen3-235b-a22b? known: gpt2-1.5b"),
         (
-            ("--model", "lama"),
-            "no model is named 'lama' (a Hugging Face config.json works too); known: gpt2-1.5b",
-        ),
-        (
-            ("--cluster", "dgx", "--model", "gpt2-1.5b"),
-            "--inter-gbit-per-s works too); known: dgx-",
+            ("--cluster", "dgx-h10", "--model", "gpt2-1.5b"),
+            "--inter-gbit-per-s works too); did you mean dgx-h100? known: dgx-",
         ),
         (
             ("--cluster", "MI300X", "--model", "gpt2-1.5b"),
-            "(--device with --slots and --inter-gbit-per-s works too)",
+            "works too); did you mean azure-nd-mi300x-v5? known: ",
         ),
         ((*NODES, "--model", "gpt2-1.5b"), "--batch is missing"),
         (

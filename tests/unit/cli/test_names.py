@@ -39,3 +39,11 @@ def test_commands_work_with_and_without_the_word(
     )
     key = "ranking" if name == "plan" else "slices"
     assert first[key] == second[key] != []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_help_fits_into_80_columns(
+    amp_ray: Run, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, amp_ray(name, "--help").out.splitlines())) <= 80

@@ -108,7 +108,8 @@ def test_a_check_of_a_value_is_led_to_its_place() -> None:
     [
         ("", "x: expected a mapping .* found an empty file"),
         ("- a", "x: expected a mapping .* found a list"),
-        ("word", "x: expected a mapping .* found a str"),
+        ("word", "x: expected a mapping .* found text"),
+        ("8", "x: expected a mapping .* found a single value"),
         ("a: 1\n\tb: 2", "x:2: not valid YAML: found character"),
         ("a: 1\n---\na: 1", "x:2: not valid YAML: but found another document"),
         ("a: 1\n\x01", r"x:2: not valid YAML: character '\\x01'"),

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.report import console as consoles
 from amp_ray.report.tables import ResultsTable, is_in_order, layers_text, places_text, ranking_table
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
@@ -85,6 +86,13 @@ def test_the_answer_is_there_in_every_width_and_no_line_is_longer(width: int) ->
     assert "0 3 4 5 9" in text
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_narrow_terminal_shows_bounds_instead_of_some_figures() -> None:
+    text = shown(ranking(("slots: 2,", "slots: 2, memory_gib: 3.0,")), num_rows=16, width=60)
+    assert "0 3 4 5 9" in text
+    assert "tok/s" in text
+    assert "+-" not in text
 
 
 def test_where_the_time_goes_is_left_out_where_there_is_no_room() -> None:
@@ -347,3 +355,13 @@ def test_of_many_nodes_in_a_row_only_the_ends_are_named() -> None:
     )
     strategy = Strategy.uniform(wide, (0, 1), (5, 1, 2, 3, 4))
     assert places_text(strategy, cluster.cluster) == "node5+node1..node4"
+
+
+@pytest.mark.parametrize("width", [40, 80, 180])
+def test_tables_of_many_rows_are_drawn_to_the_same_lines(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked = ranking()
+    few = shown(ranked, num_rows=None, width=width)
+    monkeypatch.setattr(consoles, "_MANY_ROWS", 1)
+    assert shown(ranked, num_rows=None, width=width) == few

@@ -18,7 +18,6 @@ from amp_ray.runtime.doctor import (
     LOCAL_NAME,
     Diagnosis,
     HostProbe,
-    Probe,
     Question,
     diagnose,
     gpus_of_hosts,
@@ -27,6 +26,7 @@ from amp_ray.runtime.doctor import (
 )
 from amp_ray.runtime.hosts.agent import wire
 from amp_ray.runtime.hosts.host import Host, LocalHost, MakeHost
+from amp_ray.runtime.hosts.link import AgentLink, Message
 from amp_ray.runtime.hosts.login import LoginError
 from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from, small_experiment
@@ -310,21 +310,26 @@ def test_a_host_that_answers_when_nobody_waits_is_left_at_once() -> None:
 
 # --------------------------------------------------- a probe on this machine, as it really runs
 
-Start = Callable[..., Probe]
+Start = Callable[..., AgentLink]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start probes that end with the test."""
-    probes: list[Probe] = []
+    links: list[AgentLink] = []
 
-    def begin(host: LocalHost | None = None, *, limit_s: float = 60) -> Probe:
-        probes.append(Probe(host or LocalHost(), limit_s=limit_s))
-        return probes[-1]
+    def begin(host: LocalHost | None = None, *, limit_s: float = 60) -> AgentLink:
+        links.append(doctor.probe_link(host or LocalHost(), limit_s=limit_s))
+        return links[-1]
 
     yield begin
-    for probe in probes:
-        probe.close()
+    for link in links:
+        link.close()
+        link.wait(HANG_GUARD_S)
+
+
+def reach(link: AgentLink, timeout_s: float) -> Message:
+    return link.ask({"kind": "reach", "peers": [], "limit_s": 600}, "reach", timeout_s)
 
 
 def test_silence_is_an_error_with_the_hosts_name(start: Start, tmp_path: Path) -> None:
@@ -332,7 +337,7 @@ def test_silence_is_an_error_with_the_hosts_name(start: Start, tmp_path: Path) -
     slow.write_text("#!/bin/sh\nexec cat > /dev/null\n", encoding="utf-8")
     slow.chmod(0o755)
     with pytest.raises(HostError, match=r"slow: no answer within 0\.1 s"):
-        start(LocalHost("slow", python=str(slow))).ask("reach", 0.1)
+        reach(start(LocalHost("slow", python=str(slow))), 0.1)
 
 
 def test_the_last_words_of_an_interpreter_that_fails_are_told(start: Start, tmp_path: Path) -> None:
@@ -342,18 +347,18 @@ def test_the_last_words_of_an_interpreter_that_fails_are_told(start: Start, tmp_
     probe = start(LocalHost("a", python=str(script)))
     for _ in range(2):
         with pytest.raises(HostError, match="a: cannot do that"):
-            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=600)
+            reach(probe, HANG_GUARD_S)
 
 
-def test_too_old_a_python_says_so_to_whatever_is_asked(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_old_a_python_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "AGENT_PYTHON", (99, 0))
-    probe = start()
+    host_probe = HostProbe(SPEC, LocalHost, QUESTION)
+    host_probe.ask()
+    answer = host_probe.report().answer
+    host_probe.close()
+    assert answer is not None
     version = ".".join(map(str, sys.version_info[:3]))
-    for kind in ("facts", "reach"):
-        answer = probe.ask(kind, HANG_GUARD_S)
-        assert (answer["kind"], answer["version"]) == ("old", version)
+    assert (answer["kind"], answer["version"]) == ("old", version)
 
 
 def test_what_the_probe_started_ends_with_it(start: Start, tmp_path: Path) -> None:
@@ -362,7 +367,7 @@ def test_what_the_probe_started_ends_with_it(start: Start, tmp_path: Path) -> No
     script.chmod(0o755)
     probe = start()
     with pytest.raises(HostError, match="no answer"):
-        probe.ask("facts", 0.5, **question(str(script), tmp_path))
+        probe.ask(question(str(script), tmp_path), "facts", 0.5)
     wait_for(lambda: mark.exists() and bool(mark.read_text(encoding="ascii").strip()))
     folder = Path("/proc", mark.read_text(encoding="ascii").strip())
     assert folder.exists()
@@ -375,7 +380,7 @@ def test_a_probe_that_nobody_closes_ends_by_itself(start: Start) -> None:
 
     def ask_on() -> Never:
         while True:
-            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=600)
+            reach(probe, HANG_GUARD_S)
             time.sleep(0.05)
 
     with pytest.raises(HostError, match="the connection to the agent ended"):
@@ -407,6 +412,7 @@ def is_gone(folder: Path) -> bool:
 
 def question(python: str, base: Path) -> dict[str, object]:
     return {
+        "kind": "facts",
         "base": str(base),
         "addresses": ["127.0.0.1"],
         "python": python,

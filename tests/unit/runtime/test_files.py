@@ -137,12 +137,15 @@ def test_a_written_file_replaces_the_one_before(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["missing/result.json", "folder", "file/result.json", ""])
+@pytest.mark.parametrize("name", ["missing/result.json", "folder", "file/result.json", "", ".."])
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError, match="cannot be written: "):
+    with pytest.raises(
+        InputError,
+        match=r"cannot be written: (No such file or directory|Is a directory|Not a directory)",
+    ):
         write_text(tmp_path / name, "text")
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -62,8 +62,8 @@ def test_each_change_is_the_models_own_estimate_and_the_fastest_is_first() -> No
 def test_changes_are_added_up_if_one_is_not_enough() -> None:
     tight = experiment(14)
     added = Remedies(experiment=tight).add(estimate(tight))
-    assert added.remedies
-    assert all(" and " in name for name in names(added))
+    # Twice the tp is not enough: it is doubled again, and named once, or recompute is added
+    assert names(added) == ["tp 8, dp 2", "recompute full and tp 4, dp 4"]
 
 
 def test_nothing_is_offered_where_nothing_helps_or_is_needed() -> None:

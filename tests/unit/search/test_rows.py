@@ -5,10 +5,11 @@ import pytest
 
 from amp_ray.cost.estimate import Cost, Estimate
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.report.strategy_text import with_idle
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
-from amp_ray.search.rows import flat_row, idle_text, ranking_rows, row, shown_bound_s
+from amp_ray.search.rows import flat_row, ranking_rows, row, shown_bound_s
 from amp_ray.search.space import candidates_of
 from support.experiments import small_experiment
 
@@ -136,7 +137,7 @@ def test_idle_devices_are_counted_by_board() -> None:
     _, larger = ranking(("count: 2", "count: 3"))
     record = row(best, 1, larger)
     assert record["idle_devices"] == {"T4": 2}
-    assert idle_text(record["idle_devices"]) == "2 x T4 idle"
+    assert with_idle("tp 2", record["idle_devices"]) == "tp 2, 2 x T4 idle"
     assert flat_row(record)["idle_devices"] == 2
 
 

@@ -228,6 +228,7 @@ cluster:
 precision: bf16
 global_batch_size: 64
 """
+OFFLOADING = "runtime: megatron-core\nrecompute: auto\ntraits: {offloaded_blocks: 2}"
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,7 @@ global_batch_size: 64
         ),
         ("runtime: deepspeed\nsearch: {max_tp: 1}", {"-tp"}),
         ("runtime: llm-foundry", {"-dp", "-pp", "-tp"}),
+        (f"{OFFLOADING}\nsearch: {{max_cp: 1}}", {"-pp"}),
     ],
 )
 def test_dimensions_that_are_fixed_are_not_searched(keys: str, more: set[str]) -> None:

@@ -675,5 +675,6 @@ def fill_through(
                 seconds = stage_s[offset + end]
                 before_end[end] = min(before_end[end], before_start[start] + seconds)
                 total_s = before_start[start] + seconds + after[end]
-                total_s += num_later * max(seconds, floor_s)
+                if num_later:  # a stage that fits nowhere takes infinite time: 0 * inf is nan
+                    total_s += num_later * max(seconds, floor_s)
                 through_s[offset + end] = min(through_s[offset + end], total_s)
