@@ -1,15 +1,18 @@
 """Measurements of layers, attention and training steps on one device, with their predictions.
 
 Layers are timed as by ``amp-ray profile``, with all-reduces switched off: the device does the work
-of one tensor-parallel rank. Training steps are those of runtime ``torch``. Their other ranks are
-torch's fake process group: this rank has its shards and its buffers, and nothing is sent.
+of one tensor-parallel rank. Training steps are those of this project's runtimes. Their other ranks
+are torch's fake process group: this rank has its shards and its buffers, and nothing is sent.
 """
 
 import gc
+import importlib
 import os
+import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final, Literal, Protocol
@@ -30,10 +33,10 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.training.clock import HostClock, Spans
 from amp_ray.training.connect import use_cuda
 from amp_ray.training.events import cause_of
-from amp_ray.training.executor.engine import TorchEngine, start_engine
+from amp_ray.training.executor.engine import TorchEngine
 from amp_ray.training.executor.parameters import FlatParameters
 from amp_ray.training.job import Job, UnfitError, read_job
-from amp_ray.training.loop import Record, timed_step
+from amp_ray.training.loop import ENGINES, Record, timed_step
 from amp_ray.training.profiling.passes import (
     Subject,
     SwitchedParallel,
@@ -43,6 +46,7 @@ from amp_ray.training.profiling.passes import (
     time_passes,
     warm_up,
 )
+from amp_ray.training.program import ZERO_MODULE
 from amp_ray.training.shapes import head_width
 from amp_ray.training.workload import DTYPES
 from amp_ray.trials.command import job_record
@@ -91,6 +95,7 @@ class Setting:
     dp: int = 1
     tp: int = 1
     sequence_parallel: bool = False
+    runtime: str = "torch"  # of `ENGINES`
     precision: str = ""  # empty for bf16, or fp16 on a board without it
 
     def __str__(self) -> str:
@@ -99,6 +104,7 @@ class Setting:
         words += [f"recompute {self.recompute}"] * (self.recompute != "none")
         words += [f"ZeRO-{self.zero_stage} over {self.dp}"] * (self.dp > 1)
         words += [f"tp {self.tp}"] * (self.tp > 1) + ["sp"] * self.sequence_parallel
+        words += [self.runtime] * (self.runtime != "torch")
         return ", ".join([*words, *([self.precision] if self.precision else [])])
 
 
@@ -156,7 +162,7 @@ class Bench:
                 "cluster": {"nodes": [node]},
                 "precision": setting.precision or half,
                 "optimizer": "adam",
-                "runtime": "torch",
+                "runtime": setting.runtime,
                 "zero_stage": setting.zero_stage,
                 "global_batch_size": NUM_MICRO_BATCHES * setting.micro_batch_size * setting.dp,
             }
@@ -362,20 +368,25 @@ def train(bench: Bench, job: Job) -> dict[str, Any]:
 
     Returns:
         Medians ``step_s`` and ``optimizer_s``, the bytes of `Machine.peak`, and ``counted`` bytes
-        of `state_bytes`.
+        of `state_bytes`, which are those of runtime ``torch`` alone.
 
     Raises:
         UnfitError: If the job's precision does not run on the device.
     """
     use_cuda(job)
     os.environ.setdefault("LOCAL_RANK", "0")
+    runtime: Any = importlib.import_module(ENGINES[job.runtime])
+    if job.runtime == "deepspeed":
+        importlib.import_module(ZERO_MODULE)  # not while weights are made on the device
+    before = _tensors()
     torch.distributed.init_process_group(
         "fake", store=FakeStore(), rank=0, world_size=job.grid.num_ranks
     )
     try:
         spans, place = Spans(clock=bench.machine.clock()), job.grid.coordinates(0)
-        with bench.machine.device:  # weights are made there
-            engine = start_engine(job, place, spans, lambda: None, cuda=bench.cuda)
+        with ExitStack() as on_device:  # weights are made there
+            on_device.enter_context(bench.machine.device)
+            engine = runtime.start_engine(job, place, spans, on_device.close, cuda=bench.cuda)
         gc.collect()
         bench.machine.begin_peak()
         records = [Record() for _ in range(WARMUP_STEPS + STEPS)]
@@ -385,10 +396,38 @@ def train(bench: Bench, job: Job) -> dict[str, Any]:
             **bench.machine.peak(),
             "step_s": median(record.step_s[0] for record in records[WARMUP_STEPS:]),
             "optimizer_s": median(record.spans_s["optimizer"] for record in records[WARMUP_STEPS:]),
-            "counted": state_bytes(engine),
+            "counted": state_bytes(engine) if isinstance(engine, TorchEngine) else None,
         }
     finally:
-        torch.distributed.destroy_process_group()
+        _leave(job, before)
+
+
+def _leave(job: Job, before: Iterable[Tensor]) -> None:
+    """End the process group, and free what DeepSpeed leaves behind.
+
+    DeepSpeed has groups that must not outlive the process group. Its engines are never collected,
+    as their hooks form cycles through autograd: so their tensors lose their memory.
+
+    Args:
+        job: The job that ends.
+        before: Tensors that existed before it.
+    """
+    library: Any = torch.distributed
+    if job.runtime == "deepspeed":
+        comm: Any = importlib.import_module("deepspeed.comm")
+        library = comm if comm.is_initialized() else library
+        places = {id(tensor) for tensor in before}
+        for tensor in _tensors():
+            if id(tensor) not in places:
+                gradient = tensor.grad if tensor.is_leaf else None
+                for part in (tensor, *([] if gradient is None else [gradient])):
+                    if part.untyped_storage().resizable():
+                        part.untyped_storage().resize_(0)
+    library.destroy_process_group()
+
+
+def _tensors() -> list[Tensor]:
+    return [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
 
 
 def state_bytes(engine: TorchEngine) -> dict[str, int]:
@@ -417,10 +456,14 @@ def state_bytes(engine: TorchEngine) -> dict[str, int]:
 
 
 def _attempt(work: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, str]:
-    """Return what a measurement returns and its outcome; no failure ends the run."""
+    """Return what a measurement returns and its outcome; no failure ends the run.
+
+    What programs print meanwhile, as DeepSpeed does, goes to stderr.
+    """
     result, outcome = None, "measured"
     try:
-        result = work()
+        with redirect_stdout(sys.stderr):
+            result = work()
     except UnfitError as error:
         outcome = f"does not run: {error}"
     except Exception as error:  # noqa: BLE001 - what fails here may succeed with other sizes
