@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from statistics import median
 from typing import Any, Final, Literal, Protocol
 
@@ -299,14 +300,47 @@ def _work(experiment: Experiment, layer: Layer) -> LayerWork:
     return LayerWork(layer=layer, anchors=LayerAnchors(), traits=traits, constants=constants)
 
 
-def _passes(bench: Bench, make: Callable[[], Subject], spans: Spans) -> dict[str, float]:
-    """Time a layer as ``amp-ray profile`` does: seconds, and the number of repeats."""
+def _passes(bench: Bench, make: Callable[[], Subject], spans: Spans) -> dict[str, Any]:
+    """Time a layer as ``amp-ray profile`` does: seconds, the number of repeats, and its kernels."""
     with bench.machine.device:  # weights are made there
         subject = make()
     repeats = repeats_for(warm_up(subject, cuda=bench.cuda))
     launch = time_launch(subject, cuda=bench.cuda)
     times = time_passes(subject, spans, repeats, cuda=bench.cuda)
-    return {**launch, **times, "repeats": repeats}
+    kernels = {"kernels_us": longest_kernels(subject)} if bench.cuda else {}
+    return {**launch, **times, "repeats": repeats, **kernels}
+
+
+LEAST_SHARE: Final = 0.02
+"""Share of a pass of the kernels that are listed."""
+
+
+def longest_kernels(subject: Subject) -> dict[str, dict[str, float]]:
+    """Return the microseconds of a pass by kernel, of both passes, as torch's profiler has them."""
+    subject.forget_gradients()
+    torch.cuda.synchronize()
+    with _profiled() as forward:
+        output = subject.forward()
+        torch.cuda.synchronize()
+    with _profiled() as backward:
+        subject.backward(output)
+        torch.cuda.synchronize()
+    return {"forward": _longest(forward), "backward": _longest(backward)}
+
+
+def _profiled() -> Any:  # noqa: ANN401 - torch's
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+
+def _longest(profile: Any) -> dict[str, float]:  # noqa: ANN401 - torch's
+    times = {event.key: event.self_device_time_total for event in profile.key_averages()}
+    kernels = sorted(times.items(), key=itemgetter(1), reverse=True)
+    least = LEAST_SHARE * sum(times.values())
+    return {key[:NAME_LENGTH]: round(us, 1) for key, us in kernels if us > least}
+
+
+NAME_LENGTH: Final = 100
+"""Characters of a kernel's name that are kept; template arguments follow."""
 
 
 def _pass_rows(

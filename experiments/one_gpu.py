@@ -3,6 +3,7 @@
     python experiments/one_gpu.py                      # eight minutes, on the first CUDA device
     python experiments/one_gpu.py --minutes 2          # what is worth most
     python experiments/one_gpu.py --device A100-80     # which board of the catalogue it is
+    python experiments/one_gpu.py --recorded FILE      # no GPU: today's predictions of a result
 
 =============  =================================================================================
 part           measured, and predicted
@@ -28,7 +29,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from operator import itemgetter
@@ -288,6 +289,46 @@ def measure_all(
     click.echo(f"{target}", err=True)
 
 
+class RecordedMachine:
+    """No device: a record has the measurements, and settings are only predicted."""
+
+    @property
+    def device(self) -> Any:  # noqa: ANN401 - torch's
+        """Fail, as a device without memory does."""
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def clock(self) -> HostClock:
+        """Return a clock that times nothing."""
+        return HostClock()
+
+    def begin_peak(self) -> None:
+        """Record no peak."""
+
+    def peak(self) -> dict[str, int]:
+        """Return no bytes."""
+        return {}
+
+    def facts(self) -> dict[str, str | None]:
+        """Return nothing."""
+        return {}
+
+
+def compare_again(path: Path) -> None:
+    """Print the measurements of a record beside today's predictions."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    bench = Bench(machine=RecordedMachine(), board=record["board"])
+    chosen = yaml.safe_load(CHOSEN.read_text(encoding="utf-8"))
+    known = {(row["part"], row["what"]): row for row in record["rows"]}
+    rows = list[Row]()
+    for _, measure in tasks_of(bench, chosen):
+        for row in measure():
+            before = known.get((row.part, row.what))
+            if before is not None:
+                measured, outcome = before["measured"], before["outcome"]
+                rows.append(replace(row, measured=measured, outcome=outcome))
+    show({**record, "left_out": [], "medians": medians(rows)}, rows)
+
+
 @click.command()
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), default=8.0, show_default=True
@@ -295,8 +336,23 @@ def measure_all(
 @click.option("--device", help="Name in the catalogue, or a mapping as in an experiment file.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Default: under results/.")
 @click.option("--note", help="Kept with the figures.")
-def main(*, minutes: float, device: str | None, path: Path | None, note: str | None) -> None:
+@click.option(
+    "--recorded",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Measure nothing: print the measurements of this file beside today's predictions.",
+)
+def main(
+    *,
+    minutes: float,
+    device: str | None,
+    path: Path | None,
+    note: str | None,
+    recorded: Path | None,
+) -> None:
     """Measure what one GPU can show of the cost model, and print it beside the prediction."""
+    if recorded is not None:
+        compare_again(recorded)
+        return
     if not torch.cuda.is_available():
         click.echo("torch finds no CUDA device here, and there is nothing to measure.", err=True)
         sys.exit(NO_DEVICE_EXIT)

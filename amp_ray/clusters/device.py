@@ -55,6 +55,14 @@ FLASH_ATTENTION_2_ON_HOPPER: Final = 0.35
 al., FlashAttention-3, arXiv:2407.08608, abstract). Newer boards run them as fast on each of their
 multiprocessors."""
 
+_UNALIGNED: Final = {1: 122e12 / 132, 2: 251e12 / 132}
+"""Rate of a multiprocessor in products whose operands' rows begin at multiples of so many elements
+in half precision, below 8. cuBLAS 13 has kernels for them with the instructions of Turing
+(``cutlass_75_tensorop_bf16_s1688gemm_bf16_*_align1``) and of Ampere (``cutlass_80_*_align2``, also
+for multiples of 4): on an H200 the three products of GPT-2's head took 64.5 ms with 50,257 columns
+and 31.5 ms with 50,258 or 50,260 (experiments/results/one-gpu-h200.json), 12 with 50,304
+by their rate."""
+
 
 def is_cpu(name: str) -> bool:
     """Return whether a name denotes a CPU core: ``cpu``, or ``cpu-`` and any text.
@@ -143,6 +151,19 @@ class Device:
             return TERA * rates[head_size > _SMALL_HEAD]
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
+
+    def unaligned_flops(self, alignment: int) -> float:
+        """Return the rate of cuBLAS's products of unaligned operands in half precision.
+
+        Args:
+            alignment: Elements of which the starts of rows are multiples: 1 or 2.
+
+        Returns:
+            Floating-point operations per second; 0 if unknown.
+        """
+        older = (*_NO_FLASH_ATTENTION, *_AMD)  # or without cuBLAS
+        is_known = self.name in CATALOGUE and self.name not in older and not is_cpu(self.name)
+        return _UNALIGNED[alignment] * self.num_multiprocessors if is_known else 0.0
 
     @property
     def instructions_per_s(self) -> float | None:

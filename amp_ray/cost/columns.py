@@ -242,6 +242,13 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         if head_size % ALIGNED:
             need = f"is no multiple of {ALIGNED}, which tensor cores need"
             yield f"{experiment.where('model')}: head size {head_size} {need}"
+    padded = -(-shape.vocab_size // traits.vocabulary_multiple) * traits.vocabulary_multiple
+    if padded % ALIGNED:
+        wide = -(-padded // _TILE) * _TILE
+        cost = (
+            f"is no multiple of {ALIGNED}: the head's products take several times as long as with"
+        )
+        yield f"{experiment.where('model', 'vocab_size')}: {padded} {cost} {wide}"
     if num_tokens % _TILE:
         cost = f"is no multiple of {_TILE}: the last tile of each product is computed whole"
         yield f"{experiment.where('model', 'sequence_length')}: {num_tokens} {cost}"

@@ -556,11 +556,13 @@ class MemoryModel:
         """
         zero = options.zero
         shards = self._shards(options)
-        weights = min(per.weight, per.kept)
-        whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
+        weights, kept = min(per.weight, per.kept), per.kept
+        if zero.stage >= SHARDED_GRADIENTS:
+            kept = weights + self._sharded_gradient_bytes(per, zero.stage)
+        whole = (kept, kept, weights, 0.0)[zero.stage]
         if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:
             whole = 0.0
-        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
+        shared = kept - whole + per.master + self.optimizer.moment_bytes
         if self._rounds_shards(options):
             shared -= weights
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
@@ -573,13 +575,29 @@ class MemoryModel:
         alone = not self.traits.shards_states(self.rank.precision, zero.stage)
         return 1 if alone else zero.shards(dp) if zero.stage else dp
 
+    def _sharded_gradient_bytes(self, per: ParameterBytes, stage: int) -> float:
+        """Return the bytes of a parameter's sharded gradients, before they are divided.
+
+        From ZeRO-2 on the gradients of a micro-batch are reduced layer by layer, so that only their
+        sum is kept. DeepSpeed's ZeRO-2 adds to a sum of the same width only after a backward pass,
+        so that it also keeps the shards to add.
+        """
+        gradients = per.kept - min(per.weight, per.kept)
+        if gradients > per.total:  # the micro-batch's, which are narrower than the sum
+            return per.total
+        adds_at_once = self.traits.frees_gradients or self.traits.fused_accumulation
+        holds = stage == SHARDED_GRADIENTS and not adds_at_once
+        return gradients * (2 if holds and self.candidate.num_micro_batches > 1 else 1)
+
     def _rounds_shards(self, options: StageOptions) -> bool:
         """Return whether a rank keeps its weights only as single-precision shards."""
         stage, traits = options.zero.stage, self.traits
         whole = stage < SHARDED_GRADIENTS or (
             stage == SHARDED_GRADIENTS and not traits.gathers_every_pass
         )
-        return traits.rounds_gathered and not whole and self.per.master > 0
+        # A program that can also run without shards does so if there is one rank
+        divides = options.zero.shards(options.dp) > 1 or traits.min_zero_stage == MOST_ZERO_STAGE
+        return traits.rounds_gathered and divides and not whole and self.per.master > 0
 
     def _whole_layers_bytes(self, per: ParameterBytes) -> float:
         """Return the bytes of unsharded weights and gradients that live while layers run.

@@ -20,6 +20,9 @@ cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 ALIGNED: Final = 8
 """Elements of half precision in 16 bytes, which tensor cores read at a time."""
 
+PAIRED: Final = 2
+"""The same in 4 bytes, the least that cuBLAS's kernels copy at a time without registers."""
+
 HALVES: Final = 2
 """Numbers in half precision that a unit of single precision computes at a time."""
 
@@ -79,7 +82,8 @@ class Rank:
     sequence_parallel: bool = False
     # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
     collective_host_s: float = 0.0
-    on_tensor_cores: bool = True  # whether products may run there; see `off_tensor_cores`
+    # Elements in half precision of which the starts of operands' rows are multiples: 8, 2 or 1
+    alignment: int = ALIGNED
     # Products of different experts that run at once, each a kernel; 0 if one kernel computes all
     expert_streams: int = 0
     # Experts of the rank whose product this is; 0 for other products; see `of_experts`
@@ -105,15 +109,14 @@ class Rank:
         """Width of an activation."""
         return BYTES_PER_ELEMENT[self.precision]
 
-    @property
-    def off_tensor_cores(self) -> Self:
-        """This rank, for operands whose rows begin at no multiples of 16 bytes (odd head sizes).
+    def reading(self, *widths: float) -> Self:
+        """Return this rank for a product whose operands have rows of these numbers of elements.
 
-        Tensor cores cannot read such operands, so the units of single precision compute the
-        product, two numbers in half precision at a time (NVIDIA, Matrix Multiplication Background,
-        section 3.3; V100 data sheet: 31.4 and 15.7 TFLOP/s).
+        Those of odd head sizes, and of vocabularies that are not padded, begin at no multiples of
+        16 bytes, in which tensor cores read; see `unaligned_rate`.
         """
-        return replace(self, on_tensor_cores=False)
+        fitting = (size for size in (ALIGNED, PAIRED) if not any(width % size for width in widths))
+        return replace(self, alignment=next(fitting, 1))
 
     def of_experts(self, num_experts: int) -> Self:
         """Return this rank for a product of its experts, to which a router sends their rows."""
@@ -214,8 +217,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         batch *= rank.micro_batch_size
     if gemm.keeps_precision or not gemm.has_weight:
         rank = rank.beside_fp8
-    if not gemm.has_weight and (columns % ALIGNED or inner % ALIGNED):
-        rank = rank.off_tensor_cores
+    if rank.precision != "fp8":
+        rank = rank.reading(columns, inner)
     if gemm.is_expert:
         rank = rank.of_experts(round(batch))
     left_s = gemm_s(rows, inner, columns, batch, rank, constants)
@@ -275,7 +278,7 @@ def gemm_s(
     device, width = rank.device, rank.bytes_per_element
     operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
     rate = product_rate(rank, rank.precision, constants)
-    limit = rate if rank.on_tensor_cores else min(rate, vector_rate(rank, constants))
+    limit = rate if rank.alignment == ALIGNED else min(rate, unaligned_rate(rank, constants))
     busy_s = busiest_s(
         (rows, columns, inner, batch),
         device.num_multiprocessors,
@@ -301,14 +304,14 @@ def busiest_s(
 ) -> float:
     """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
 
-    Small tiles are slower because more operands are delivered per operation. Units slower than
-    tensor cores need fewer operands per second, so their rate limits large tiles only.
+    Small tiles are slower because more operands are delivered per operation. Slower units and
+    kernels need fewer operands per second, so their rate limits large tiles only.
 
     Args:
         shape: Rows, columns, inner dimension and number of products.
         num_multiprocessors: Multiprocessors of the device.
         rate: Floating-point operations per second of a multiprocessor, in the largest tile.
-        limit: The rate of the units that compute the product, if slower.
+        limit: The rate of the units or kernels that compute the product, if slower.
         random_rows: Whether a router decides on the rows of every product; see `expected_tiles`.
     """
     tiles = expected_tiles if random_rows else whole_tiles
@@ -420,12 +423,21 @@ def product_rate(rank: Rank, precision: Precision, constants: Constants) -> floa
     return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
 
 
-def vector_rate(rank: Rank, constants: Constants) -> float:
-    """Return the rate of products off the tensor cores, in floating-point operations per second."""
+def unaligned_rate(rank: Rank, constants: Constants) -> float:
+    """Return the rate of products whose operands' rows begin at no multiples of 16 bytes.
+
+    On boards before Ampere, and where nothing was measured, it is that of the units of single
+    precision, two numbers in half precision at a time (NVIDIA, Matrix Multiplication Background,
+    section 3.3; V100 data sheet: 31.4 and 15.7 TFLOP/s).
+
+    Returns:
+        Floating-point operations per second; infinite in single precision.
+    """
     device = rank.device
     if device.fp32_flops is None or rank.precision == "fp32":
         return inf
-    return HALVES * device.fp32_flops * device.gemm_fraction * constants.gemm_scale
+    halves = HALVES * device.fp32_flops * device.gemm_fraction
+    return max(halves, device.unaligned_flops(rank.alignment)) * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

@@ -329,7 +329,7 @@ class _Builder:
 
     @cached_property
     def constants(self) -> Constants:
-        """The shipped constants, with the changes in the file."""
+        """The shipped constants, with the runtime's own and the changes in the file."""
         values, names = self._checked.constants, Constants.__dataclass_fields__
         mistakes = Mistakes()
         for name in values:
@@ -339,7 +339,9 @@ class _Builder:
                 mistakes.add(InputError(message, where=where))
         mistakes.check()
         scale = {PROGRAM_SCALE: values.get(PROGRAM_SCALE, 1.0)}
-        return replace(Constants(), **{**values, PROGRAM_SCALE: 1.0}).moved(scale)
+        host_s = self.traits.host_s_per_iteration
+        shipped = Constants() if host_s is None else Constants(host_s_per_iteration=host_s)
+        return replace(shipped, **{**values, PROGRAM_SCALE: 1.0}).moved(scale)
 
     @cached_property
     def model(self) -> Model:

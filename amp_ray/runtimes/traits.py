@@ -217,6 +217,8 @@ class RuntimeTraits:
     allocator_factor: float = 1.06  # reserved over live memory of temporary tensors
     # Device context, communicators, workspaces and the framework itself
     context_bytes: float = 2.5 * GIB
+    # Host work per optimizer step; None for the constant of this name
+    host_s_per_iteration: float | None = None
     fails_without_parameters: bool = True  # whether a stage without parameters cannot start
     # Wall time after which the launcher stops a trial; None = no limit
     launch_limit_s: float | None = None

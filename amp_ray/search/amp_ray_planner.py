@@ -318,8 +318,16 @@ class ChooseZero:
     def with_least_memory(self, candidate: Candidate) -> Candidate:
         """Return the candidate with the most sharding and recompute, where these are open."""
         if candidate.options.zero == AUTO_ZERO:
-            candidate = max(self.choices(candidate), key=_num_sharded)
+            choices = self.choices(candidate)
+            shards = candidate.options.dp > 1
+            candidate = max(choices, key=_num_sharded) if shards else min(choices, key=self._peak)
         return with_most_recompute(self.space.experiment, candidate)
+
+    def _peak(self, candidate: Candidate) -> float:
+        """Return the memory of a stage with all layers, without recompute."""
+        plain, model = with_kind(candidate, NO_RECOMPUTE), self.space.cost_model
+        memory = model.samples_of(plain.options).memory(plain)
+        return memory.peak(0, 0, model.experiment.model.num_layers)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return the least lower bound over all ZeRO settings."""
@@ -329,10 +337,15 @@ class ChooseZero:
         return min(bounds_s, default=math.inf)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return the expected time of the first ZeRO setting, which shards least."""
-        if candidate.options.zero == AUTO_ZERO:
-            candidate = self.choices(candidate)[0]
-        return self.space.expected_s(candidate)
+        """Return the least expected time over the ZeRO settings.
+
+        Of a pipeline, only that of the first one counts, which shards least: with more stages,
+        exchanges overlap with less computation.
+        """
+        if candidate.options.zero != AUTO_ZERO:
+            return self.space.expected_s(candidate)
+        choices = self.choices(candidate)[: None if candidate.pp == 1 else 1]
+        return min(map(self.space.expected_s, choices))
 
 
 def _num_sharded(candidate: Candidate) -> tuple[int, bool, int]:

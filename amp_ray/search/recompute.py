@@ -8,7 +8,7 @@ much as memory requires.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -67,13 +67,20 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     experiment = cost_model.experiment
     whole = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
     safe = replace(whole, memory_scale=safe_memory_fraction(experiment.constants))
-    choose = _per_stage if experiment.traits.recompute_per_stage else _alike
+    choose = _way_to_choose(cost_model)
     fitting: list[Estimate] = []
     for search in (safe, whole) if choose is _per_stage or whole.may_fit() else ():
         fitting += choose(search, strategy)
         if not all(map(is_risky, fitting)):
             break
     return min(fitting, key=leader_order) if fitting else _roomiest(whole, strategy)
+
+
+def with_least_recompute(cost_model: CostModel, strategy: Strategy) -> list[Estimate]:
+    """Choose cuts and recompute for the whole memory: what fits may be risky, and faster."""
+    stages = PlacedStages.of_strategy(strategy)
+    choose = _way_to_choose(cost_model)
+    return choose(RecomputeSearch(cost_model=cost_model, stages=stages), strategy)
 
 
 def with_safe_cuts(cost_model: CostModel, plan: Estimate) -> Estimate:
@@ -427,6 +434,13 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
         )
     )
     return replace(strategy, stages=stages, chunk_bounds=())
+
+
+def _way_to_choose(
+    cost_model: CostModel,
+) -> Callable[[RecomputeSearch, Strategy], list[Estimate]]:
+    """Return the way to choose the recompute of a runtime's stages."""
+    return _per_stage if cost_model.experiment.traits.recompute_per_stage else _alike
 
 
 def _per_stage(search: RecomputeSearch, strategy: Strategy) -> list[Estimate]:

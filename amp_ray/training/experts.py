@@ -200,13 +200,17 @@ class MixtureOfExperts(nn.Module):
     def _experts(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Return the outputs of the experts held here; rows are sorted by expert."""
         results = []
+        # The gradients of `unbind` are stacked once; each of an indexed expert would fill and add
+        # a tensor of all experts.
+        up, down = self.up.unbind(), self.down.unbind()
+        gate = None if self.gate is None else self.gate.unbind()
         for index, part in enumerate(rows.split(list(counts))):
-            inner = self.product(part, self.up[index])
-            if self.gate is None:
+            inner = self.product(part, up[index])
+            if gate is None:
                 inner = functional.gelu(inner)
             else:
-                inner = functional.silu(self.product(part, self.gate[index])) * inner
-            results.append(self.product(inner, self.down[index]))
+                inner = functional.silu(self.product(part, gate[index])) * inner
+            results.append(self.product(inner, down[index]))
         return torch.cat(results)
 
 

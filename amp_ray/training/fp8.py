@@ -34,8 +34,10 @@ def fp8_linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     if not rows.shape[0]:  # an expert without tokens
         return functional.linear(value, weight, bias)
     missing = -rows.shape[0] % FP8_MULTIPLE
-    product: Tensor = _Linear.apply(functional.pad(rows, (0, 0, 0, missing)), weight)
-    product = product[: rows.shape[0]].unflatten(0, value.shape[:-1])
+    if missing:  # padding copies
+        rows = functional.pad(rows, (0, 0, 0, missing))
+    product: Tensor = _Linear.apply(rows, weight)
+    product = product[: rows.shape[0] - missing].unflatten(0, value.shape[:-1])
     return product if bias is None else product + bias
 
 
@@ -77,7 +79,8 @@ def use_fp8(modules: nn.Module) -> None:
 
 def _cast(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return a tensor in 8 bits, and its scale."""
-    scale = value.abs().amax().float().clamp(min=_TINY) / torch.finfo(dtype).max
+    largest = torch.linalg.vector_norm(value, ord=float("inf"), dtype=torch.float32)
+    scale = largest.clamp(min=_TINY) / torch.finfo(dtype).max
     return (value / scale).to(dtype), scale
 
 

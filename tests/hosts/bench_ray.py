@@ -24,9 +24,9 @@ pytestmark = pytest.mark.hosts
 
 NUM_ROUNDS = 2
 LEAST_GAIN = 1.4
-"""Measured: 1.53 (docs/tuning.md)."""
+"""Measured: 1.45 and 1.55 (docs/tuning.md)."""
 
-INIT = "--model deepseek-v3 --cluster dgx-h100 --nodes 128 --batch 16384 --sequence-length 4096"
+INIT = "--model deepseek-v3 --cluster dgx-h100 --nodes 256 --batch 16384 --sequence-length 4096"
 
 SEARCH = """
 import hashlib, sys, time

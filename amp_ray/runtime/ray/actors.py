@@ -6,7 +6,6 @@ Only this module imports ``ray``. `TrialWorker` is the class of the trial actors
 import atexit
 import contextlib
 import functools
-import gc
 import logging
 import math
 import os
@@ -294,21 +293,13 @@ def _search_task() -> Callable[..., Any]:
             return node, f"{host} cannot import amp_ray: {error}", []
         if amp_ray.__version__ != version:
             return node, f"{host} has amp-ray {amp_ray.__version__}, not {version}", []
-        from amp_ray.runtime.ray.actors import work_of  # noqa: PLC0415
+        from amp_ray.runtime.ray.worker import work_of  # noqa: PLC0415
 
         here = work_of(work)
         gc.enable()
         return node, None, here.plan(numbers)
 
     return plan
-
-
-@functools.lru_cache(maxsize=1)
-def work_of(pickled: bytes) -> Work:
-    """Unpickle a work once per worker, so that planners keep their caches."""
-    work: Work = cloudpickle.loads(pickled)
-    gc.freeze()
-    return work
 
 
 def _shortage() -> str:

@@ -43,14 +43,18 @@ from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import is_risky, leader_order
+from amp_ray.search.recompute import with_least_recompute, with_recompute
 from amp_ray.search.space import (
     may_be_group,
+    recompute_choices,
     with_degrees,
     with_every_zero,
     with_one_zero,
     with_other_options,
+    zero_choices,
 )
 from amp_ray.strategies.candidate import ONE_RANK, Candidate, StageOptions
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 
 
@@ -102,7 +106,10 @@ def moved_plans(
     """
     moves = Moves(experiment=cost_model.experiment, cost_model=cost_model, tps=tps)
     able = [plan for plan in plans if moves.covers(plan)]
-    starts = [*able, *_improved_kinds(moves, able, effort)]
+    starts = [*able, *_with_less_recompute(cost_model, able, effort)]
+    starts += _improved_kinds(moves, able, effort)
+    if not able:  # replicas with unequal shares may still fit if they shard everything
+        starts = [plan for plan in moves.single_stages() if moves.covers(plan)]
     fastest = SimulatedSearch(moves=moves, effort=effort, spare=effort.max_moved_devices)
     fastest.run(starts)
     best = [fastest.best, fastest.safe]
@@ -120,6 +127,25 @@ def moved_plans(
                 fastest.run([start])
         best = [fastest.best, fastest.safe]
     return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in able]
+
+
+def _with_less_recompute(
+    cost_model: CostModel, plans: Sequence[Estimate], effort: SearchEffort
+) -> list[Estimate]:
+    """Return the fastest plans that recompute, with as little of it as the whole memory allows.
+
+    Candidates have the recompute of a safe plan, if there is one.
+    """
+    if cost_model.experiment.recompute != AUTO:
+        return []
+    recompute = [
+        plan
+        for plan in plans
+        if any(stage.options.recompute != NO_RECOMPUTE for stage in plan.strategy.stages)
+    ]
+    recompute.sort(key=lambda plan: leader_order(plan)[1:])
+    fastest = recompute[: effort.max_moved_starts]
+    return [less for plan in fastest for less in with_least_recompute(cost_model, plan.strategy)]
 
 
 def _improved_kinds(
@@ -287,6 +313,24 @@ class Moves:
             and all(may_be_group(stage.options) for stage in strategy.stages)
             and self.experiment.traits.partition != "even-blocks"
         )
+
+    def single_stages(self) -> Iterator[Estimate]:
+        """Yield plans of one stage on all devices, for each tp, ZeRO setting and micro-batch."""
+        experiment, batch = self.experiment, self.experiment.global_batch_size
+        is_open = experiment.recompute == AUTO
+        most = recompute_choices(experiment)[-1].whole if is_open else experiment.recompute
+        for tp, size in product(self.tps, range(1, batch + 1)):
+            dp = len(self._devices) // tp
+            for zero in () if batch % size else zero_choices(experiment, tp, dp, 1):
+                options = experiment.stage_options(tp, dp, recompute=most, zero=zero)
+                by_speed = self._spread(Use((), (), options), self._devices, tp, size)
+                fitting = by_speed and self._within_memory(by_speed, 1)
+                for use in dict.fromkeys(filter(None, (by_speed, fitting))):
+                    if self._within_limits((use,)):
+                        bounds = 0, experiment.model.num_layers
+                        plan = strategy_of((use,), batch // size, bounds)
+                        model = self.cost_model
+                        yield with_recompute(model, plan) if is_open else model.estimate(plan)
 
     def key(self, layout: Layout) -> object:
         """Return a key that layouts share if they differ only in equal nodes and slots."""

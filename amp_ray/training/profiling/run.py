@@ -1,6 +1,7 @@
 """The run of one rank of a profile, from the rendezvous to the end."""
 
 import gc
+import importlib
 import os
 import platform
 import statistics
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from amp_ray.models.model import ModelShape
+from amp_ray.strategies.candidate import StageOptions
 from amp_ray.training.clock import DeviceClock, HostClock, Spans
 from amp_ray.training.connect import connect, use_cuda
 from amp_ray.training.events import EventChannel, cause_of, write_result
+from amp_ray.training.executor.chunks import build_chunks
 from amp_ray.training.grid import Coordinates
 from amp_ray.training.job import Job, ProfileJob
+from amp_ray.training.loop import ENGINES
 from amp_ray.training.parallel import TensorParallel
-from amp_ray.training.pipeline import build_engine, build_module, join
+from amp_ray.training.pipeline import join
 from amp_ray.training.profiling.passes import (
     SLICE_TARGET_S,
     TARGET_S,
@@ -35,7 +39,7 @@ from amp_ray.training.profiling.passes import (
     warm_up,
 )
 from amp_ray.training.shapes import is_image, layer_kinds, level_width
-from amp_ray.training.workload import build_optimizer, step_batches
+from amp_ray.training.workload import DTYPES, build_optimizer, samples, whole_model
 from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 
 SCHEMA: Final = 1
@@ -62,8 +66,9 @@ TINY_TOKENS: Final = 2
 HEAD_SIZE: Final = 2
 """Smallest head width that rotary positions allow."""
 
-MEMORY_BYTES: Final = 64 * 2**20
-"""Number of parameters in the test of memory bandwidth; more than caches hold."""
+MEMORY_BYTES: Final = {"cpu": 64 * 2**20, "cuda": 2**30}
+"""Bytes of parameters in the test of memory bandwidth: more than caches hold, and on a GPU so many
+that it needs longer for them than the host for its launches."""
 
 ACCUMULATION_PASSES: Final = 3
 """Accesses per parameter to accumulate a gradient: two reads and one write."""
@@ -368,7 +373,9 @@ def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
 
     The time of the model's layers is subtracted, because layers are measured separately.
     """
-    tiny = replace(job, model=tiny_shape(job.model), zero_stage=0)
+    # Kernels for 8-bit floats refuse such widths
+    precision = "bf16" if job.precision == "fp8" else job.precision
+    tiny = replace(job, model=tiny_shape(job.model), zero_stage=0, precision=precision)
     few, many = MICRO_BATCHES
     (step, layers), (longer, _) = (
         _program(tiny, number, ranks, cuda=cuda) for number in MICRO_BATCHES
@@ -387,38 +394,48 @@ def _program(
     """Return a function that runs a step of ``number`` micro-batches, and one for a layer pass."""
     grid = replace(job.grid, micro_batch_size=1, num_micro_batches=number)
     job = replace(job, grid=grid, global_batch_size=grid.dp * number)
-    parallel = TensorParallel(rank=0, size=1)
-    module = build_module(job, parallel, 0)
-    engine = build_engine(job, module, parallel, cuda=cuda)
-    batches = list(step_batches(job, 0, Coordinates(pp=0, dp=ranks.rank, tp=0)))
-    source, target = (part.to(engine.device) for part in batches[0])
+    place, spans = Coordinates(pp=0, dp=ranks.rank, tp=0), Spans(clock=HostClock())
+    runtime: Any = importlib.import_module(ENGINES[job.runtime])
+    engine = runtime.start_engine(job, place, spans, lambda: None, cuda=cuda)
+    batches = engine.load(0)
+    specs, loss = whole_model(job, TensorParallel(rank=0, size=1))
+    (chunk,) = build_chunks(specs, [(0, len(specs))], StageOptions(tp=1, dp=1))
+    chunk.modules.to(device=ranks.device, dtype=DTYPES[job.precision])
+    source, target = (part.to(ranks.device) for part in samples(job, 0, 1))
     if source.is_floating_point():
-        source = source.to(next(module.parameters()).dtype)
+        source = source.to(DTYPES[job.precision])
 
     def step() -> None:
-        engine.train_batch(iter(batches))
+        engine.train(batches)
+        spans.marks.clear()
 
     def layers() -> None:
-        module.loss_fn(module(source), target).backward()
+        value = source
+        for layer in chunk.run:
+            value = layer(value)
+        loss(value, target).backward()
 
     return step, layers
 
 
 def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
-    """Measure the memory rate of gradient operations; subtract their time with tiny tensors."""
+    """Measure the memory rate of gradient operations.
+
+    On a CPU their time with tiny tensors is subtracted. A GPU works while the host launches.
+    """
     parallel = SwitchedParallel(rank=0, size=1, group=None, spans=Spans(clock=HostClock()))
     block = layer_kinds(job.model).index("block")
     subject = make_subject(
         job, LayerPoint(tp=1, micro_batch_size=1, layer=block), parallel, ranks.device
     )
     sizes = [parameter.numel() for parameter in subject.parameters()]
-    copies = max(1, MEMORY_BYTES // (BYTES_PER_ELEMENT * sum(sizes)))
-    full, empty = sizes * copies, [1] * len(sizes) * copies
+    copies = max(1, MEMORY_BYTES[ranks.device.type] // (BYTES_PER_ELEMENT * sum(sizes)))
+    full, empty = [size * copies for size in sizes], [1] * len(sizes)
     passes = ACCUMULATION_PASSES + BUCKET_PASSES + UPDATE_PASSES[job.optimizer]
     tasks = [_traffic(job, part, ranks, cuda=cuda) for part in (full, empty)]
     full_s, empty_s = _alternating_s(tasks, cuda=cuda)
-    num_bytes = float(passes * BYTES_PER_ELEMENT * sum(full))
-    return num_bytes / max(full_s - empty_s, LEAST_TRAFFIC_FRACTION * full_s)
+    num_bytes, launches_s = float(passes * BYTES_PER_ELEMENT * sum(full)), 0.0 if cuda else empty_s
+    return num_bytes / max(full_s - launches_s, LEAST_TRAFFIC_FRACTION * full_s)
 
 
 def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Callable[[], None]:

@@ -12,10 +12,11 @@ from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
 from amp_ray.models.operator import Elementwise, Gemm
-from amp_ray.runtimes.traits import RuntimeTraits, find_optimizer
+from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits, find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.zero import Zero
+from amp_ray.units import Precision
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 BLOCK_BYTES = 100.0
@@ -353,6 +354,44 @@ def test_single_precision_shards_are_weights_where_they_are_rounded_when_gathere
     memory = memory_of(rounds, constants, dp=4, zero_stage=3)
     bytes_of = {part: memory.only(part).peak(0, 0, 4) for part in ("weights", "gradients")}
     assert bytes_of == {"weights": 400.0, "gradients": 400.0}
+
+
+def test_a_single_rank_keeps_narrow_weights_where_the_runtime_can_run_without_shards(
+    layers: LayerMemory, constants: Constants
+) -> None:
+    traits = replace(layers.traits, rounds_gathered=True, master_bytes_per_parameter=4.0)
+    states = []
+    for least in (0, 3):
+        fields = {"min_zero_stage": least, "max_zero_stage": 3, "max_pipeline_zero_stage": 3}
+        rounds = replace(layers, traits=replace(traits, **fields))
+        memory = memory_of(rounds, constants, dp=1, zero_stage=3)
+        states.append(sum(memory.only(part).peak(0, 0, 4) for part in ("weights", "optimizer")))
+    assert states[0] - states[1] == 400 * 2
+
+
+@pytest.mark.parametrize(
+    ("precision", "stage", "num_micro_batches", "num_bytes"),
+    [
+        ("fp16", 2, 2, 4.0),
+        ("fp16", 2, 1, 2.0),
+        ("bf16", 2, 2, 4.0),
+        ("fp32", 2, 2, 8.0),
+        ("fp16", 3, 2, 2.0),
+        ("bf16", 3, 2, 4.0),
+    ],
+)
+def test_sharded_gradients_of_deepspeed_are_those_counted_in_a_run(
+    layers: LayerMemory,
+    constants: Constants,
+    precision: Precision,
+    stage: int,
+    num_micro_batches: int,
+    num_bytes: float,
+) -> None:
+    rank = replace(layers.rank, precision=precision)
+    deepspeed = replace(layers, traits=RUNTIMES["deepspeed"], rank=rank)
+    memory = memory_of(deepspeed, constants, num_micro_batches=num_micro_batches, zero_stage=stage)
+    assert memory.only("gradients").peak(0, 0, 4) == num_bytes * 400
 
 
 @pytest.mark.parametrize("scale", [0.004, 0.02, 0.06, 1.0])

@@ -103,7 +103,6 @@ def test_single_precision_has_no_copies_but_wider_buckets() -> None:
 
 ADAM_STATES = {
     ("deepspeed", "fp16"): 16,
-    ("deepspeed", "bf16"): 18,
     ("deepspeed", "fp32"): 16,
     ("megatron", "fp16"): 20,
     ("megatron", "bf16"): 24,

@@ -12,6 +12,7 @@ from amp_ray.search.space import (
     other_batches,
     searched_dimensions,
     uniform_candidates,
+    zero_choices,
 )
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from support.experiments import experiment_from, small_experiment
@@ -248,6 +249,18 @@ def test_dimensions_that_are_fixed_are_not_searched(keys: str, more: set[str]) -
     assert found == {"tp", "dp", "pp", "micro_batch_size"} - fixed | {
         name for name in more if not name.startswith("-")
     }
+
+
+@pytest.mark.parametrize(
+    ("runtime", "stages"), [("torch", [0]), ("deepspeed", [0, 2, 3]), ("megatron-core", [0])]
+)
+def test_a_single_rank_has_stages_that_may_spare_a_bucket(runtime: str, stages: list[int]) -> None:
+    experiment = small_experiment(
+        ("name: small", f"name: small\nruntime: {runtime}\nzero_stage: auto")
+    )
+    zeros = zero_choices(experiment, 1, 1, 1)
+    assert list(dict.fromkeys(zero.stage for zero in zeros)) == stages
+    assert [zero.stage for zero in zero_choices(experiment, 1, 1, 2)] == [0]
 
 
 @pytest.mark.parametrize(

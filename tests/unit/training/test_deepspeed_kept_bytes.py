@@ -96,5 +96,7 @@ def test_states_between_micro_batches_are_those_that_a_rank_keeps(
     # A bucket has all gradients in a pipeline with ZeRO-1, with ZeRO-3 those of a layer.
     width = 4 if precision == "fp32" else 2
     bucket = {1: width, 3: width / NUM_BLOCKS}.get(zero_stage, 0.0)
+    # Only a backward pass has the shards that ZeRO-2 adds to a sum of the same width.
+    shards = 4 / dp if (precision, zero_stage) == ("fp32", 2) else 0.0
     # The first micro-batch has no gradients before it.
-    assert counted[-1] / number == pytest.approx(states + bucket, rel=0.01)
+    assert counted[-1] / number == pytest.approx(states + bucket - shards, rel=0.01)

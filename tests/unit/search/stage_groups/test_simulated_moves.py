@@ -30,7 +30,7 @@ from support.experiments import experiment_from
 from support.small_clusters import small_cluster
 
 MOST_BEATEN = 1.005
-ORACLE_SEEDS = (8, 11, 16)
+ORACLE_SEEDS = (8, 11, 16, 868, 1008, 1014)
 """Clusters whose search is quick; ``tests/benchmarks/check_mixed.py`` runs sixty."""
 FULL = Recompute(kind="full")
 NO_OPTIONS = StageOptions(tp=1, dp=1, recompute=NO_RECOMPUTE)
@@ -358,6 +358,15 @@ def test_a_safe_start_gets_the_cuts_that_all_the_memory_allows() -> None:
     assert safe.iteration_time_s > MOST_BEATEN * risky.iteration_time_s
     moved = moved_plans(model, (1,), [safe], replace(EFFORT, max_moved_devices=0))
     assert min(plan.iteration_time_s for plan in moved) <= risky.iteration_time_s
+
+
+def test_one_stage_with_unequal_shares_is_a_plan_where_nothing_else_fits() -> None:
+    experiment = small_cluster(1019)
+    ranking = plan_experiment(experiment, workers=ALONE, progress=lambda _, __: None).ranking
+    plan = ranking.results[0]
+    assert isinstance(plan, Estimate)
+    assert plan.feasible
+    assert plan.strategy.pp == 1
 
 
 @pytest.mark.parametrize("seed", ORACLE_SEEDS)
