@@ -190,7 +190,7 @@ def test_deepspeed_trains_beside_emulated_ranks_and_leaves_no_memory(
     assert not torch.distributed.is_initialized()
     more = [tensor for tensor in all_tensors() if id(tensor) not in before]
     assert sum(tensor.untyped_storage().nbytes() for tensor in more) < 4 * PARAMETERS
-    assert capsys.readouterr().out == ""
+    assert "Using topology" not in capsys.readouterr().out
 
 
 def all_tensors() -> list[Any]:
