@@ -7,12 +7,14 @@ is an error of the command; a standard error that cannot be written is not.
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import click
 from rich.console import Console
 
-from amp_ray.errors import AmpRayError, InputError, NotFeasibleError, told
+from amp_ray.errors import AmpRayError, InputError, NotFeasibleError, Where, told
 from amp_ray.redaction import redact
 from amp_ray.report.console import console
 from amp_ray.runtime.files import remembered_inputs
@@ -118,7 +120,7 @@ def run_command(command: click.Command) -> None:
 def _run(command: click.Command) -> int:
     """Run a command; turn all errors except those of output into messages and exit codes."""
     try:
-        with remembered_inputs():
+        with remembered_inputs(), _permissions():
             return command.main(standalone_mode=False) or SUCCESS
     except (click.Abort, KeyboardInterrupt):
         return _complain("interrupted", INTERRUPTED)
@@ -136,6 +138,18 @@ def _run(command: click.Command) -> int:
         raise
     except AmpRayError as error:
         return _complain(str(error), TRIALS_FAILED)
+
+
+@contextmanager
+def _permissions() -> Iterator[None]:
+    """Turn a path in a folder that the user may not enter into an `InputError`."""
+    try:
+        yield
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        reason = error.strerror or "no permission"
+        raise InputError(reason, where=Where(file=str(error.filename))) from error
 
 
 def _cut(line: str) -> str:

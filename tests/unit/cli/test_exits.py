@@ -85,3 +85,22 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(small: Path, more: str) -
             check=False,
         )
     assert (done.returncode, done.stderr) == (141, "")
+
+
+DENIED = """
+import click
+from amp_ray.cli.exits import run_command
+
+def command():
+    raise PermissionError(13, "Permission denied", "closed/my.yaml")
+
+run_command(click.Command("command", callback=command))
+"""
+
+
+def test_a_folder_that_nobody_may_enter_is_bad_input() -> None:
+    """In place of a real one, which is open to root."""
+    argv = [sys.executable, "-c", DENIED]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stderr == "amp-ray: closed/my.yaml: Permission denied\n"
+    assert done.returncode == 2
