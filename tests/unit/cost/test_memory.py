@@ -365,8 +365,8 @@ def test_a_single_rank_keeps_narrow_weights_where_the_runtime_can_run_without_sh
     traits = replace(layers.traits, rounds_gathered=True, master_bytes_per_parameter=4.0)
     states = []
     for least in (0, 3):
-        fields = {"min_zero_stage": least, "max_zero_stage": 3, "max_pipeline_zero_stage": 3}
-        rounds = replace(layers, traits=replace(traits, **fields))
+        shards = replace(traits, min_zero_stage=least, max_zero_stage=3, max_pipeline_zero_stage=3)
+        rounds = replace(layers, traits=shards)
         memory = memory_of(rounds, constants, dp=1, zero_stage=3)
         states.append(sum(memory.only(part).peak(0, 0, 4) for part in ("weights", "optimizer")))
     assert states[0] - states[1] == 400 * 2
