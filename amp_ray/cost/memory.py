@@ -509,6 +509,7 @@ class MemoryModel:
         alone[:, 7] = constant.get(self.part, nothing)
         if self.part != "temporary":
             alone[:, 8] = 0.0
+        alone[:, 6] = 0.0  # copies in the optimizer step live beside no temporary tensors
         return alone
 
     def _state_parts(self, options: StageOptions) -> dict[str, float]:

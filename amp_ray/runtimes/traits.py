@@ -565,6 +565,8 @@ class RuntimeTraits:
             return per
         if precision == "fp32":
             return replace(per, master=BYTES_PER_FP32) if zero_stage else per
+        if precision == "fp16" and not zero_stage:
+            return replace(per, step=2 * per.step)  # once as they are, once in one flat tensor
         if precision == "bf16" and zero_stage < SHARDED_GRADIENTS:
             kept = per.weight * (2 if zero_stage else 3)
             return replace(per, kept=kept, bucket=per.bucket if zero_stage else 0.0)
