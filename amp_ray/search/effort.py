@@ -116,16 +116,17 @@ class SearchEffort:
     """Plans whose cuts are moved in the end, fastest first."""
     max_climbed_stages_of_groups: int = 1_000
     """Stages simulated for each of these plans."""
-    max_moved_devices: int = 12_000
-    """Devices of all plans that a local search simulates, about one second."""
+    max_moved_devices: int = 8_000
+    """Devices of all plans that a local search simulates, half a second or more."""
     devices_of_plan: int = 16
     """Devices for which simulating takes as long as all that does not depend on them."""
     max_moved_starts: int = 8
     """Fastest plans from which this search begins."""
-    max_moved_kinds: int = 4
-    """Starts that take nodes in another order along the pipeline, first moved by themselves."""
-    max_kind_devices: int = 2_000
-    """Devices of the plans simulated for each of them."""
+    max_moved_kinds: int = 8
+    """Starts that take nodes in another order or have another number of stages, first moved by
+    themselves."""
+    max_kind_devices: int = 4_000
+    """Devices of the plans simulated for all of them, then again for the better half, and so on."""
     near_moved_fraction: float = 0.1
     """Plans that are slower than the best one by at most this fraction are moved too."""
     near_climbed_fraction: float = 0.01

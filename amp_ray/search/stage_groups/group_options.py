@@ -79,6 +79,43 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
     return tuple(held)
 
 
+def split_into_sizes(
+    num_samples: int, sizes: Sequence[int], seconds: Sequence[Sequence[float]]
+) -> Shares:
+    """Give every rank one of some sizes, so that the last rank finishes as early as possible.
+
+    Args:
+        num_samples: Samples to split.
+        sizes: Sizes that a rank may have.
+        seconds: Time of every rank with every size, shape ``(num_ranks, num_sizes)``; infinite
+            where it may not have the size.
+
+    Returns:
+        Samples of each rank; empty if the sizes cannot add up to the samples.
+
+    Example:
+        >>> split_into_sizes(6, [1, 2, 4], [[1.0, 2.0, 4.0], [2.0, 4.0, 8.0]])
+        (4, 2)
+        >>> split_into_sizes(7, [1, 2, 4], [[1.0, 2.0, 4.0], [2.0, 4.0, 8.0]])
+        ()
+    """
+    least_s = np.full(num_samples + 1, np.inf)  # of the ranks so far, by their samples
+    least_s[0] = 0.0
+    chosen = []
+    for row in seconds:
+        ends_s = np.full((len(sizes), num_samples + 1), np.inf)
+        for place, (size, rank_s) in enumerate(zip(sizes, row, strict=True)):
+            ends_s[place, size:] = np.maximum(least_s[: max(0, num_samples + 1 - size)], rank_s)
+        chosen.append(ends_s.argmin(axis=0))
+        least_s = ends_s.min(axis=0)
+    if least_s[num_samples] == np.inf:
+        return ()
+    shares: list[int] = []
+    for places in reversed(chosen):
+        shares.append(sizes[places[num_samples - sum(shares)]])
+    return tuple(reversed(shares))
+
+
 def within_pieces(split: Shares, ranks: Sequence[int]) -> Shares:
     """Split each piece's samples evenly between its ranks.
 
@@ -245,8 +282,25 @@ class GroupCosts:
             full = [-(-held // count) for held, count in zip(first, counts, strict=True)]
             splits = (first, self._by_speed(group, full, counts))
             offered = [within_pieces(split, counts) for split in dict.fromkeys(splits)]
-        allowed = self.device_groups.cost_model.experiment.limits.micro_batch_sizes
-        return [shares for shares in offered if allowed is None or set(shares) <= set(allowed)]
+        sizes = self.device_groups.cost_model.experiment.limits.micro_batch_sizes
+        if sizes is None:
+            return offered
+        allowed = [shares for shares in offered if set(shares) <= set(sizes)]
+        return allowed or [shares for shares in [self._of_sizes(group, sizes)] if shares]
+
+    def _of_sizes(self, group: DeviceGroup, sizes: Sequence[int]) -> Shares:
+        """Split a micro-batch into allowed numbers of samples; empty if none add up."""
+        samples = self.candidate.micro_batch_size
+        able = [size for size in sizes if size <= samples]
+        seconds = [
+            [
+                float(self._steps(RankKind(run.types, run.ring, group.tp, size)).sum())
+                for size in able
+            ]
+            for run in group.ranks
+            for _ in range(run.count)
+        ]
+        return split_into_sizes(samples, able, seconds)
 
     def _by_speed(
         self, group: DeviceGroup, samples: Sequence[int], counts: Sequence[int]

@@ -5,10 +5,10 @@ interfaces or wait for each other. This search simulates every plan instead. A m
 devices, tp, samples, options or order of one or two stages, joins or splits stages, or changes
 the size of a micro-batch; then the cuts are chosen again.
 
-Plans that take nodes in another order are first moved by themselves for a while: no sequence of
-faster plans may lead from one order to the other. Then the next plan to move is always the fastest
-one whose moves have not all been tried. Every plan keeps the limits of the user, and the result
-depends on nothing but the plans to begin with.
+Plans that take nodes in another order, or have another number of stages, are first moved by
+themselves for a while: no sequence of faster plans may lead from one kind to the other. Then the
+next plan to move is always the fastest one whose moves have not all been tried. Every plan keeps
+the limits of the user, and the result depends on nothing but the plans to begin with.
 """
 
 import math
@@ -53,6 +53,7 @@ from amp_ray.search.space import (
     with_other_options,
     zero_choices,
 )
+from amp_ray.search.stage_groups.group_options import split_into_sizes
 from amp_ray.strategies.candidate import ONE_RANK, Candidate, StageOptions
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
@@ -115,7 +116,7 @@ def moved_plans(
     best = [fastest.best, fastest.safe]
     if fastest.best is not fastest.safe:
         safest = replace(fastest, only_safe=True, best=None, seen=set(), climbed=set(), waiting=[])
-        safest.spare = fastest.spare + effort.max_moved_devices // 2
+        safest.spare = fastest.spare + effort.max_moved_devices * 3 // 4
         safest.run([*starts, *([fastest.safe] if fastest.safe else [])])
         if safest.safe is not None:  # with all the memory it may lead to faster plans
             before, start = fastest.best, fastest.climb(safest.safe)
@@ -123,7 +124,7 @@ def moved_plans(
                 fastest.note(plan)
             if fastest.best is not before:
                 # New cuts to keep: layouts that it has seen may now be faster
-                fastest.seen, fastest.spare = set(), safest.spare + effort.max_moved_devices // 4
+                fastest.seen, fastest.spare = set(), safest.spare + effort.max_moved_devices // 3
                 fastest.run([start])
         best = [fastest.best, fastest.safe]
     return [plan for plan in dict.fromkeys(best) if plan is not None and plan not in able]
@@ -151,20 +152,27 @@ def _with_less_recompute(
 def _improved_kinds(
     moves: "Moves", starts: Sequence[Estimate], effort: SearchEffort
 ) -> list[Estimate]:
-    """Return what a short search makes of the fastest start of every kind, each by itself.
+    """Return what short searches make of the fastest start of every kind, each by itself.
 
-    Beside a much faster plan of another kind, these would not be moved at all.
+    Beside a much faster plan of another kind, most would not be moved at all. By successive halving
+    (Jamieson and Talwalkar 2016), the better half of the searches shares as much effort again.
     """
     fastest: dict[object, Estimate] = {}
     for plan in sorted(starts, key=leader_order):
         fastest.setdefault(moves.kind(plan.strategy), plan)
-    improved = []
-    # The fastest start of all is moved in any case
-    for plan in islice(fastest.values(), 1, 1 + effort.max_moved_kinds):
-        search = SimulatedSearch(moves=moves, effort=effort, spare=effort.max_kind_devices)
+    searches = []
+    for plan in islice(fastest.values(), effort.max_moved_kinds):
+        search = SimulatedSearch(moves=moves, effort=effort, spare=0)
         search.run([plan])
-        improved += [best for best in (search.best, search.safe) if best is not None]
-    return improved
+        searches.append(search)
+    going = searches
+    while len(going) > 1:
+        for search in going:
+            search.spare = effort.max_kind_devices // len(going)
+            search.run([])
+        going = sorted(going, key=lambda search: search.rank)[: len(going) // 2]
+    improved = (plan for search in searches for plan in (search.best, search.safe))
+    return [plan for plan in improved if plan is not None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,6 +218,12 @@ class SimulatedSearch:
                 estimate = self._simulate(key, *moved, plan.strategy)
                 if estimate is not None:
                     self._wait(estimate)
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Sort key of searches that have a plan: that of their best one."""
+        assert self.best is not None
+        return self._order(self.best)
 
     def _order(self, plan: Estimate) -> tuple[object, ...]:
         """Return the sort key of plans that count: rounded time, then the strategy's values."""
@@ -351,10 +365,13 @@ class Moves:
         return tuple(places)
 
     def kind(self, strategy: Strategy) -> object:
-        """Return the nodes along the pipeline, each once in a row; equal nodes count alike."""
+        """Return the number of stages, and the nodes along the pipeline.
+
+        A node counts once in a row, and equal nodes count alike.
+        """
         rows = (self._nodes(strategy.devices(index)) for index in range(strategy.pp))
         path = [node for node, _ in groupby(chain.from_iterable(rows))]
-        return self._places(path)
+        return strategy.pp, self._places(path)
 
     def of(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
         """Yield the neighbours of a layout: their stages and numbers of micro-batches."""
@@ -615,7 +632,7 @@ class Moves:
         """Return a stage with samples by speed, at most ``most``; None if limits forbid it."""
         one = with_degrees(self.experiment, options, options.tp, 1)
         shares = self.by_speed(self._types_of(replicas), one, size, most)
-        return Use(replicas, shares, options) if self._allows(shares) else None
+        return Use(replicas, shares, options) if shares else None
 
     def _types_of(self, replicas: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """Return the device types of each replica."""
@@ -651,8 +668,18 @@ class Moves:
     ) -> tuple[int, ...]:
         """Give samples one by one to the replica that would then finish first.
 
-        ``most`` are the most samples of each replica; empty for no limit.
+        ``most`` are the most samples of each replica; empty for no limit. Where the limits list
+        sizes of a micro-batch, every replica has one of them, and the last one finishes as early
+        as possible; empty if no such sizes add up.
         """
+        sizes = self.experiment.limits.micro_batch_sizes
+        if sizes is not None:
+            limits = most or (size,) * len(types)
+            sizes_s = [
+                [self.seconds(kind, options, n) if n <= limit else math.inf for n in sizes]
+                for kind, limit in zip(types, limits, strict=True)
+            ]
+            return split_into_sizes(size, sizes, sizes_s)
         if len(set(types)) == 1:
             whole, more = divmod(size, len(types))
             return (whole + 1,) * more + (whole,) * (len(types) - more)

@@ -1,6 +1,7 @@
 """Local search by simulated time."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -30,7 +31,7 @@ from support.experiments import experiment_from
 from support.small_clusters import small_cluster
 
 MOST_BEATEN = 1.005
-ORACLE_SEEDS = (8, 11, 16, 868, 1008, 1014)
+ORACLE_SEEDS = (8, 11, 16, 868, 1008, 1010, 1014)
 """Clusters whose search is quick; ``tests/benchmarks/check_mixed.py`` runs sixty."""
 FULL = Recompute(kind="full")
 NO_OPTIONS = StageOptions(tp=1, dp=1, recompute=NO_RECOMPUTE)
@@ -278,6 +279,31 @@ def test_every_sample_goes_to_the_replica_that_would_end_first(
     assert moves.by_speed(tuple(types), NO_OPTIONS, size, most) == tuple(shares)
 
 
+@pytest.mark.parametrize("most", [(), (1, 4, 4, 2)])
+@pytest.mark.parametrize("size", [4, 6, 9, 15, 16])
+@pytest.mark.parametrize("kinds", [(0, 0, 0, 0), (0, 1, 1, 0)])
+def test_where_sizes_are_limited_every_replica_has_one_of_them(
+    kinds: tuple[int, ...], size: int, most: tuple[int, ...]
+) -> None:
+    experiment = experiment_from(NODES)
+    limits = replace(experiment.limits, micro_batch_sizes=(1, 2, 4))
+    model = CostModel(experiment=replace(experiment, limits=limits))
+    types, search = tuple((at,) for at in kinds), moves(model, (1,))
+    shares = search.by_speed(types, NO_OPTIONS, size, most)
+
+    def slowest_s(shares: tuple[int, ...]) -> float:
+        pairs = zip(types, shares, strict=True)
+        return max(search.seconds(kind, NO_OPTIONS, count) for kind, count in pairs)
+
+    able = [
+        row
+        for row in product((1, 2, 4), repeat=len(types))
+        if sum(row) == size and all(map(int.__le__, row, most or row))
+    ]
+    assert shares in (able or [()])
+    assert not able or slowest_s(shares) == min(map(slowest_s, able))
+
+
 def test_plans_of_a_kind_take_equal_nodes_in_the_same_order() -> None:
     model = CostModel(experiment=experiment_from(NODES))
     kinds = [
@@ -289,8 +315,9 @@ def test_plans_of_a_kind_take_equal_nodes_in_the_same_order() -> None:
             _layout(model, ((2,), (0, 1))),
         )
     ]
-    assert kinds[0] == kinds[1]
-    assert len(set(kinds)) == 3
+    assert len({path for _, path in kinds}) == 3
+    assert kinds[0][1] == kinds[1][1]
+    assert [num_stages for num_stages, _ in kinds] == [2, 3, 3, 2]
 
 
 def test_a_much_faster_plan_of_another_kind_hides_no_start() -> None:
