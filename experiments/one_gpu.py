@@ -11,7 +11,7 @@ part           measured, and predicted
 ``layer``      a pass of a layer, or of a tensor-parallel rank's shard of it, without all-reduces
 ``launch``     the host's time to launch both passes of that layer on an idle device
 ``attention``  a pass of the attention core
-``memory``     the peak of memory reserved for tensors; the predicted peak without the context
+``memory``     the peak of memory of tensors; the predicted peak without the context
 ``step``       a training step of a single rank
 ``optimizer``  the optimizer step within it
 =============  =================================================================================
@@ -325,6 +325,8 @@ def compare_again(path: Path) -> None:
             before = known.get((row.part, row.what))
             if before is not None:
                 measured, outcome = before["measured"], before["outcome"]
+                if row.part == "memory":  # first results compared what was reserved
+                    measured = before["detail"].get("allocated", measured)
                 rows.append(replace(row, measured=measured, outcome=outcome))
     show({**record, "left_out": [], "medians": medians(rows)}, rows)
 

@@ -13,6 +13,8 @@ from rich.text import Text
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.yaml_text import parse_value
+from amp_ray.redaction import redact_at
 from amp_ray.report.console import html_of
 from amp_ray.report.strategy_text import head_text
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
@@ -40,7 +42,7 @@ class Shown(ABC):
 
     @abstractmethod
     def records(self) -> list[dict[str, Any]]:
-        """Return a flat mapping per row, in order, as for data frames and CSV."""
+        """Return a flat mapping per row, in order, as for data frames."""
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra of the user's, without types here
         """Return the rows as a ``pandas.DataFrame``.
@@ -111,7 +113,11 @@ class Plan(Shown):
         return self.planned.to_json(num_rows=num_rows)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a flat mapping per candidate."""
+        """Return a flat mapping per candidate.
+
+        Values are numbers, texts or lists of them: ``interval_s`` is ``[low, high]``, and memory
+        (``peak_memory_bytes``, ``memory_weights``, ...) has a number per stage, in bytes.
+        """
         return [flat_row(record) for record in self.to_json()["ranking"]]
 
     def drawn(self) -> RenderableType:
@@ -221,8 +227,12 @@ class Sweep(Shown):
         records = []
         for point in self.points:
             record = point.to_json()
-            changes = dict(change.split("=", 1) for change in record["set"])
-            records.append({**changes, **(flat_row(record["row"]) if record["row"] else {})})
+            changes = (change.split("=", 1) for change in point.changes)
+            values = {
+                key: redact_at(key.split("."), parse_value(text, file=f"--set {key}"))
+                for key, text in changes
+            }
+            records.append({**values, **(flat_row(record["row"]) if record["row"] else {})})
         return records
 
     def drawn(self) -> RenderableType:

@@ -16,7 +16,7 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.device import CATALOGUE, is_cpu
 from amp_ray.cost.estimate import Cost, Estimate
 from amp_ray.cost.messages import MessageModel
-from amp_ray.cost.roofline import ALIGNED
+from amp_ray.cost.roofline import ALIGNED, Rank, gemm_phases
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.step_end import tied_pairs
 from amp_ray.cost.weights import Weights
@@ -62,9 +62,10 @@ class Columns:
         peak_flops = self._peak_flops[list(strategy.placement)].sum()
         flops = _PASSES * num_samples * model.forward_flops
         refusals = self.experiment.traits.why_not_launched(strategy)
+        heads = head_remarks(self.experiment, strategy.stages[-1].options.tp)
         return replace(
             estimate,
-            warnings=(*estimate.warnings, *self._warnings, *refusals),
+            warnings=(*estimate.warnings, *self._warnings, *heads, *refusals),
             launchable=self.experiment.is_trained and not refusals,
             cost=self._cost(strategy, time_s, messages, weights),
             tokens_per_s=num_samples * model.shape.num_tokens / time_s or None,
@@ -242,16 +243,38 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         if head_size % ALIGNED:
             need = f"is no multiple of {ALIGNED}, which tensor cores need"
             yield f"{experiment.where('model')}: head size {head_size} {need}"
-    padded = -(-shape.vocab_size // traits.vocabulary_multiple) * traits.vocabulary_multiple
-    if padded % ALIGNED:
-        wide = -(-padded // _TILE) * _TILE
-        cost = (
-            f"is no multiple of {ALIGNED}: the head's products take several times as long as with"
-        )
-        yield f"{experiment.where('model', 'vocab_size')}: {padded} {cost} {wide}"
     if num_tokens % _TILE:
         cost = f"is no multiple of {_TILE}: the last tile of each product is computed whole"
         yield f"{experiment.where('model', 'sequence_length')}: {num_tokens} {cost}"
+
+
+def head_remarks(experiment: Experiment, tp: int) -> Iterator[str]:
+    """Say how much longer the head's products take where ``tp`` ranks have unaligned vocabularies.
+
+    A vocabulary that is no multiple of 8 has one remark for all degrees, that of a single rank.
+    Programs that pad the vocabulary have none: they pad it for their degree.
+    """
+    vocab_size = experiment.model.shape.vocab_size
+    num_ranks = 1 if vocab_size % ALIGNED else tp
+    heads = [gemm for gemm in experiment.model.layers[-1].gemms if gemm.columns == vocab_size]
+    is_aligned = vocab_size % (ALIGNED * num_ranks) == 0
+    if is_aligned or not heads or experiment.traits.vocabulary_multiple > 1:
+        return
+    tiles = _TILE * num_ranks
+    wide = replace(heads[0], columns=-(-vocab_size // tiles) * tiles)
+    slowdowns = {}
+    for device in experiment.cluster.device_types:
+        rank = Rank(device=device, tp=num_ranks, micro_batch_size=1, precision=experiment.precision)
+        one, other = (gemm_phases(gemm, rank, experiment.constants) for gemm in (heads[0], wide))
+        slowdowns[device.name] = round(
+            (one.forward_s + one.backward_s) / (other.forward_s + other.backward_s), 1
+        )
+    name = max(slowdowns, key=lambda name: slowdowns[name])
+    if slowdowns[name] > 1:
+        where = experiment.where("model", "vocab_size")
+        part = f"{vocab_size} / tp {num_ranks}" if num_ranks > 1 else f"{vocab_size}"
+        cost = f"take {slowdowns[name]} times as long as with {wide.columns}"
+        yield f"{where}: {part} is no multiple of {ALIGNED}: on {name} the head's products {cost}"
 
 
 def _spans(stages: PlacedStages, stage: int) -> Iterator[tuple[IntArray, int, int]]:

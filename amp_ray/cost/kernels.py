@@ -198,8 +198,10 @@ def peak_with(
         parameters -= tied[2]
     kept = stage[1] * kept_each
     buffers = stage[2] * layers[3, start] + stage[3] * layers[3, end]
-    tail = max(stage[4] * min(parameters, stage[5]), stage[6] * parameters)
-    return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
+    bucket = stage[4] * min(parameters, stage[5])
+    # No activations are left in the optimizer step.
+    live = max(kept + buffers + temporary + bucket, stage[6] * parameters)
+    return float(stage[7] + stage[0] * parameters + stage[8] * live)
 
 
 def _needs_no_more(stages: FloatArray, limits: FloatArray) -> BoolArray:
@@ -428,9 +430,10 @@ def _fill_most(
                     kept = pp * number * block.kept - ended * of_last * block.kept
                     held = max(held, kept - pp * max(spared_each, 0.0))
             parameters = block.parameters * number
-            tail = max(columns[4] * min(parameters, columns[5]), columns[6] * parameters)
+            bucket = columns[4] * min(parameters, columns[5])
             temporary = block.temporary_again if again > 0 else block.temporary
-            live = held + buffers * block.crossing + (number > 0) * temporary + tail
+            live = held + buffers * block.crossing + (number > 0) * temporary + bucket
+            live = max(live, columns[6] * parameters)
             if columns[7] + columns[0] * parameters + columns[8] * live <= limit:
                 most[stage] = number
                 break

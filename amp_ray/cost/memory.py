@@ -72,13 +72,12 @@ class LayerMemory:
     rank: Rank  # tp, micro-batch size, precision; the device does not matter
     traits: RuntimeTraits  # traits of the runtime
 
-    @cached_property
-    def per(self) -> ParameterBytes:
-        """Bytes of a parameter; weights of blocks may be in fp8 alone, all others are not.
+    def per_of(self, zero_stage: int) -> ParameterBytes:
+        """Return the bytes of a parameter; weights of blocks may be in fp8 alone, others are not.
 
         The mean over the model counts for all of its stages.
         """
-        per = self.traits.bytes_per_parameter(self.rank.precision)
+        per = self.traits.with_zero(self.rank.precision, zero_stage)
         if "primary" not in self.traits.formats.kept:
             return per
         less = _block_share(self.model) * (per.weight - BYTES_PER_FP8)
@@ -258,7 +257,7 @@ class MemoryModel:
             rank=layers.rank,
             optimizer=optimizer,
             traits=layers.traits,
-            per=layers.per,
+            per=layers.per_of(candidate.options.zero.stage),
             constants=constants,
             unused_bytes=layers.unused_gradients_bytes,
         ).weighed()
@@ -491,7 +490,7 @@ class MemoryModel:
         columns[:, 2] = CHECKPOINT_BUFFERS if once else flying + 1
         columns[:, 3] = CHECKPOINT_BUFFERS if once else flying
         columns[:, 4:6] = bucket, traits.bucket_elements
-        columns[:, 6] = per.step / candidate.options.zero.shards(candidate.options.dp)
+        columns[:, 6] = per.step / self._shards(candidate.options)
         columns[:, 7] = context
         if candidate.options.zero.stage < SHARDED_GRADIENTS:
             of_blocks, of_head = self.unused_bytes
@@ -510,6 +509,7 @@ class MemoryModel:
         alone[:, 7] = constant.get(self.part, nothing)
         if self.part != "temporary":
             alone[:, 8] = 0.0
+        alone[:, 6] = 0.0  # copies in the optimizer step live beside no temporary tensors
         return alone
 
     def _state_parts(self, options: StageOptions) -> dict[str, float]:
@@ -518,7 +518,7 @@ class MemoryModel:
         The options are those of the ranks that hold the same parameters.
         """
         per, zero = self.per, options.zero
-        shards, width = zero.shards(options.dp), min(per.weight, per.kept)
+        shards, width = self._shards(options), min(per.weight, per.kept)
         optimizer = (per.master + self.optimizer.moment_bytes) / shards
         frees = zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
         weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
@@ -556,7 +556,7 @@ class MemoryModel:
         The options are those of the ranks that hold the same parameters.
         """
         zero = options.zero
-        shards = zero.shards(options.dp)
+        shards = self._shards(options)
         weights, kept = min(per.weight, per.kept), per.kept
         if zero.stage >= SHARDED_GRADIENTS:
             kept = weights + self._sharded_gradient_bytes(per, zero.stage)
@@ -569,6 +569,12 @@ class MemoryModel:
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
             whole = per.weight + per.total
         return whole + shared / shards
+
+    def _shards(self, options: StageOptions) -> int:
+        """Return the number of ranks that divide the optimizer's states."""
+        zero, dp = options.zero, options.dp
+        alone = not self.traits.shards_states(self.rank.precision, zero.stage)
+        return 1 if alone else zero.shards(dp) if zero.stage else dp
 
     def _sharded_gradient_bytes(self, per: ParameterBytes, stage: int) -> float:
         """Return the bytes of a parameter's sharded gradients, before they are divided.

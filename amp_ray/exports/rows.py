@@ -58,12 +58,15 @@ if __name__ == "__main__":
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> Export:
-    """Return flat rows as CSV, with all their columns in order of first appearance."""
+    """Return flat rows as CSV, with all their columns in order of first appearance.
+
+    Lists become texts, with spaces between the items.
+    """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _text(value) for name, value in row.items()} for row in rows)
     return Export(files={"strategies.csv": text.getvalue()})
 
 
@@ -77,7 +80,7 @@ def optuna_script(name: str, rows: Sequence[Mapping[str, Any]], file: str = "") 
     """
     kept = [
         {
-            **{param: "*" if row.get(param) is None else row[param] for param in _PARAMS},
+            **{param: "*" if row.get(param) is None else _text(row[param]) for param in _PARAMS},
             "predicted_s": row.get("predicted_s", row.get("iteration_time_s")),
             "measured_s": row.get("measured_s"),
             "failed": row.get("outcome") if row.get("outcome") != "measured" else None,
@@ -95,3 +98,8 @@ def optuna_script(name: str, rows: Sequence[Mapping[str, Any]], file: str = "") 
     )
     notes = ("what is no parameter here (placement, stages that differ) is not in it",)
     return Export(files={_OPTUNA_FILE: text}, notes=notes)
+
+
+def _text(value: Any) -> Any:  # noqa: ANN401 - any plain value
+    """Return a list as a text, and any other value unchanged."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value

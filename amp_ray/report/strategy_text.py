@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final
 
-from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
-from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_STAGE
@@ -187,15 +186,13 @@ def head_text(experiments: Sequence[Experiment], name: str) -> str:
     return "\n".join(filter(None, (f"{name}: {lines[0]}".removesuffix(": "), lines[1])))
 
 
-def options_text(result: Result, experiment: Experiment) -> str:
-    """List the dimensions in use that have no column, and the choices of the search."""
-    if isinstance(result, Estimate):
-        return _options_of_strategy(result.strategy, experiment)
-    candidate = result.candidate
+def options_text(candidate: AnyCandidate) -> str:
+    """List the dimensions in use of a candidate that have no column."""
     return "" if isinstance(candidate, GroupsCandidate) else _options_text([candidate.options])
 
 
 def _options_of_strategy(strategy: Strategy, experiment: Experiment) -> str:
+    """List the dimensions in use that have no column, and the choices of the search."""
     text = _options_text([stage.options for stage in strategy.stages])
     chosen = f"ZeRO {strategy.zero}" if experiment.zero_stage == AUTO_STAGE else ""
     return ", ".join(filter(None, (text, chosen)))

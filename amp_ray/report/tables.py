@@ -167,12 +167,19 @@ class ResultsTable:
         return [self._column(header, partial(_part, name)) for name, header in _PARTS.items()]
 
     def _last(self, result: Result, room: int) -> list[str]:
-        """Return the lines of the last column: bounds and places, or the reason of a failure."""
-        if isinstance(result, Infeasible) or not result.feasible:
-            remedies = result.remedies_text if isinstance(result, Estimate) else ""
-            shown = options_text(result, self.experiment)
-            lines = wrap(str(first_reason(result)), room) + wrap(shown, room)
-            return lines + (phrase_lines(remedies, room) if remedies else [])
+        """Return the lines of the last column: bounds and places, after a failure's reason."""
+        if isinstance(result, Infeasible):
+            return [
+                *wrap(str(first_reason(result)), room),
+                *wrap(options_text(result.candidate), room),
+            ]
+        why_not = [] if result.feasible else wrap(str(first_reason(result)), room)
+        plan = self._plan_lines(result, room)
+        remedies = phrase_lines(result.remedies_text, room) if result.remedies_text else []
+        return [*why_not, *plan, *remedies]
+
+    def _plan_lines(self, result: Estimate, room: int) -> list[str]:
+        """Return the cuts of a strategy, its choices and its places."""
         marks = [self._marks[text] for text in result.warnings if text in self._marks]
         cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
         plan = ", ".join((cuts, *chosen_texts(result.strategy, self.experiment)))
@@ -235,6 +242,8 @@ class ResultsTable:
             yield "MFU: causal attention counts by halves"
         if self._has_places:
             yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
+        if not all(estimate.feasible for estimate in self._estimates):
+            yield "times of rows that do not fit: with enough memory, recompute as shown"
         if any(_is_split(result) for result in self.results):
             yield "split: samples of all dp ranks of a stage together, else of one replica"
         for warning, mark in self._marks.items():
@@ -408,8 +417,6 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")
         notes.append(Text(f"{more}: --top K or --all"))
     rest = ranking.results[ranking.num_feasible : num_shown]
-    if any(isinstance(result, Estimate) for result in rest):
-        notes.append(Text("times of rows that do not fit: with enough memory, recompute as shown"))
     if ranking.infeasible and not rest:
         total = counted(len(ranking.results), "candidate")
         notes.append(

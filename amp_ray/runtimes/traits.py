@@ -20,7 +20,7 @@ from amp_ray.models.model import LayerList
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 PartitionRule = Literal["exact", "even-blocks"]
@@ -184,6 +184,8 @@ class RuntimeTraits:
     unused_gradients: bool = False
     # Whether each micro-batch's gradient is freed once it is added to the wider sum
     frees_gradients: bool = False
+    # Whether the optimizer is wrapped as by DeepSpeed (`with_zero`)
+    wraps_optimizer: bool = False
     # Whether the shards of ZeRO-3 are single-precision weights, which are rounded when gathered, so
     # that no shards of narrower weights exist beside them
     rounds_gathered: bool = False
@@ -537,6 +539,38 @@ class RuntimeTraits:
             if width == HALF_BYTES
             else NORM_TRAFFIC_BYTES,
         )
+
+    def shards_states(self, precision: Precision, zero_stage: int) -> bool:
+        """Return whether replicas divide the optimizer's states; without ZeRO in bf16, if wrapped.
+
+        References:
+            DeepSpeed 0.19.8, runtime/bf16_optimizer.py, ``fp32_groups_flat_partition``.
+        """
+        return zero_stage > 0 or (self.wraps_optimizer and precision == "bf16")
+
+    def with_zero(self, precision: Precision, zero_stage: int) -> "ParameterBytes":
+        """Return `bytes_per_parameter` as far as memory depends on the ZeRO stage.
+
+        DeepSpeed has an optimizer of its own around the program's. In bf16 without ZeRO it adds
+        gradients to one flat buffer, also in bf16, which is reduced as it is, in no buckets; with
+        ZeRO-1 they are added up where they are computed; sharded ones in single precision. In
+        single precision every ZeRO stage copies the weights of a shard.
+
+        References:
+            DeepSpeed 0.19.8, runtime/bf16_optimizer.py and runtime/zero/stage_1_and_2.py
+            (``single_partition_of_fp32_groups``); counted in its engines by a test.
+        """
+        per = self.bytes_per_parameter(precision)
+        if not self.wraps_optimizer:
+            return per
+        if precision == "fp32":
+            return replace(per, master=BYTES_PER_FP32) if zero_stage else per
+        if precision == "fp16" and not zero_stage:
+            return replace(per, step=2 * per.step)  # once as they are, once in one flat tensor
+        if precision == "bf16" and zero_stage < SHARDED_GRADIENTS:
+            kept = per.weight * (2 if zero_stage else 3)
+            return replace(per, kept=kept, bucket=per.bucket if zero_stage else 0.0)
+        return per
 
     def _master_bytes(self, precision: Precision) -> float:
         """Return the memory of single-precision copies, which ZeRO-1 shards.

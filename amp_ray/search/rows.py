@@ -126,8 +126,9 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ROW or a TRIAL without nested mappings, for tables and data frames.
 
     Keys of ``strategy`` move to the top level. Keys of ``breakdown_s``, ``cost``, ``training`` and
-    ``memory_bytes`` move there too, prefixed with that name. Lists become texts, with spaces
-    between the items; placements, stages and other lists of lists of ``strategy`` are left out.
+    ``memory_bytes`` move there too, prefixed with that name, those of ``memory_bytes`` as lists
+    with a number per stage. Placements, stages and other lists of lists of ``strategy`` are left
+    out.
     """
     flat: dict[str, Any] = {}
     for key, value in record.items():
@@ -142,7 +143,7 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {f"{prefix}_{name}": item for name, item in (value or {}).items()}
         elif key == "memory_bytes":
             names = value[0] if value else ()
-            flat |= {f"memory_{name}": _cell([item[name] for item in value]) for name in names}
+            flat |= {f"memory_{name}": [item[name] for item in value] for name in names}
         elif key == "idle_devices":
             flat[key] = sum(value.values())
         elif key == "remedies":
@@ -158,7 +159,7 @@ def _is_nested(value: Any) -> bool:  # noqa: ANN401 - any value of JSON
 
 def _cell(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
     if isinstance(value, list):
-        return " ".join(map(str, map(_cell, value)))
+        return [_cell(item) for item in value]
     return f"{value['kind']}:{value['layers']}" if isinstance(value, dict) else value
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import amp_ray as amp
 from amp_ray.cli import commands
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import AmpRayError, InputError, NotFeasibleError
+from amp_ray.redaction import NOT_KEPT
 from support.experiments import SMALL
 
 
@@ -114,7 +116,13 @@ def test_presets_stand_for_a_file(tmp_path: Path, integer: Callable[[int], int])
     path = tmp_path / "my.yaml"
     options = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--nodes", "1", "--batch", "16")
     commands(["init", "-o", str(path), *options], standalone_mode=False)
-    assert plan.best == amp.plan(path, num_rows=1).best
+    best = amp.plan(path, num_rows=1).best
+    assert plan.best is not None
+    assert best is not None
+    # Only the place differs that the remark on the vocabulary names
+    (remark,), (same,) = plan.best.warnings, best.warnings
+    assert remark.removeprefix("experiment: ") == same.removeprefix(f"{path}:7: ")
+    assert replace(plan.best, warnings=()) == replace(best, warnings=())
     assert amp.load(**keys, nodes=1, batch=16).name == "gpt2-1.5b"
 
 
@@ -150,9 +158,23 @@ def test_rows_are_flat(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = plan.to_pandas()
     assert rows == plan.records()
     assert len(rows) == len(plan.results)
-    assert {str, int, float, bool, type(None)} >= {type(v) for row in rows for v in row.values()}
-    assert rows[0]["bounds"] == " ".join(map(str, plan.results[0].strategy.bounds))  # type: ignore[union-attr]
+    plain = {str, int, float, bool, type(None)}
+    assert plain | {list} >= {type(value) for row in rows for value in row.values()}
+    assert plan.best is not None
+    assert rows[0]["bounds"] == list(plan.best.strategy.bounds)
+    assert rows[0]["interval_s"] == list(plan.best.interval_s or ())
+    assert rows[0]["peak_memory_bytes"] == [round(peak) for peak in plan.best.peak_memory_bytes]
+    assert len(rows[0]["memory_weights"]) == plan.best.strategy.pp
     assert rows[0]["breakdown_compute"] > 0
+
+
+def test_rows_of_a_sweep_have_the_values_of_its_keys(small: Path) -> None:
+    key = "trials.environment.API_KEY"
+    rows = amp.sweep(
+        small, {"global_batch_size": [8, 16], "recompute": ["none"], key: ["secret-text"]}
+    ).records()
+    assert [row["global_batch_size"] for row in rows] == [8, 16]
+    assert {(row["recompute"], row[key]) for row in rows} == {("none", NOT_KEPT)}
 
 
 def test_without_pandas_the_message_says_what_to_do(

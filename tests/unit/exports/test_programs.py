@@ -579,15 +579,15 @@ def test_torchtitans_toml_and_flags_are_read() -> None:
 
 
 def test_a_table_has_the_columns_of_all_rows() -> None:
-    text = text_of(csv_table([{"a": 1}, {"a": 2, "b": "x,y"}]))
+    text = text_of(csv_table([{"a": [1, 2.5]}, {"a": 2, "b": "x,y"}]))
     assert list(csv.DictReader(io.StringIO(text))) == [
-        {"a": "1", "b": ""},
+        {"a": "1 2.5", "b": ""},
         {"a": "2", "b": "x,y"},
     ]
 
 
 def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1, "recompute": "none", "bounds": "0 9"}
+    row = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1, "recompute": "none", "bounds": [0, 9]}
     rows = [
         {**row, "predicted_s": 1.0, "outcome": "measured", "measured_s": 1.5},
         {**row, "predicted_s": 1.0, "outcome": "oom", "measured_s": None},
@@ -609,6 +609,7 @@ def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.Monk
         enqueue_trial=lambda params, user_attrs: added.append((params["tp"], user_attrs)),
     )
     program["fill"](study)
+    assert program["choices"]["bounds"] == ["0 9"]
     assert added == [("complete", 1.5), ("fail", None), ("*", {"predicted_s": 2.0})]
 
 

@@ -207,8 +207,20 @@ def test_where_a_launcher_gives_up_the_risk_is_not_of_memory_alone() -> None:
 def test_the_time_of_a_row_that_does_not_fit_is_explained() -> None:
     lacking = replace(bare(1.0), reasons=(Reason(kind="out of memory", detail="stage 0"),))
     ranked = rank([lacking, bare(2.0)])
-    assert "rows that do not fit: with enough memory" in shown(ranked, num_rows=None)
+    text = shown(ranked, num_rows=None)
+    assert "rows that do not fit: with enough memory" in text
+    assert "rows that do not fit: with enough memory" in drawn(table(lacking))
     assert "do not fit" not in shown(ranked, num_rows=1)
+
+
+def test_a_row_that_does_not_fit_has_its_cuts_and_its_recompute() -> None:
+    lacking = replace(bare(1.0, (0, 2, 9)), reasons=(Reason(kind="out of memory", detail=""),))
+    stages = (
+        replace(stage, options=replace(stage.options, recompute=Recompute(kind="full")))
+        for stage in lacking.strategy.stages
+    )
+    strategy = replace(lacking.strategy, stages=tuple(stages))
+    assert "0 2 9, recompute full" in drawn(table(replace(lacking, strategy=strategy)))
 
 
 def test_a_risky_strategy_stands_behind_safe_ones_and_a_note_says_so() -> None:

@@ -102,7 +102,7 @@ def test_single_precision_has_no_copies_but_wider_buckets() -> None:
 
 
 ADAM_STATES = {
-    ("deepspeed", "fp16"): 20,
+    ("deepspeed", "fp16"): 16,
     ("deepspeed", "fp32"): 16,
     ("megatron", "fp16"): 20,
     ("megatron", "bf16"): 24,

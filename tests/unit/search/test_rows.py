@@ -156,7 +156,7 @@ def test_flat_rows_name_the_remedies() -> None:
     assert flat_row({"remedies": remedies}) == {"remedies": "ZeRO 2; pp 4"}
 
 
-def test_flat_rows_keep_lists_of_plain_values_as_texts() -> None:
+def test_flat_rows_keep_lists_of_plain_values() -> None:
     strategy = {
         "bounds": [0, 2, 9],
         "recompute": ["none", {"kind": "full", "layers": 2}],
@@ -164,8 +164,12 @@ def test_flat_rows_keep_lists_of_plain_values_as_texts() -> None:
         "stages": [{"layers": [0, 2]}],
         "token_slices": [[1, [64, 64]]],
     }
-    assert flat_row({"strategy": strategy, "cost": None, "interval_s": [1.0, 2.0]}) == {
-        "bounds": "0 2 9",
-        "recompute": "none full:2",
-        "interval_s": "1.0 2.0",
+    memory_bytes = [{"weights": 1, "context": 2}, {"weights": 3, "context": 4}]
+    record = {"interval_s": [1.0, 2.0], "memory_bytes": memory_bytes}
+    assert flat_row({"strategy": strategy, "cost": None, **record}) == {
+        "bounds": [0, 2, 9],
+        "recompute": ["none", "full:2"],
+        "interval_s": [1.0, 2.0],
+        "memory_weights": [1, 3],
+        "memory_context": [2, 4],
     }

@@ -144,7 +144,7 @@ def test_stages_that_only_fit_with_more_layers_are_left_out() -> None:
     layers = list(plain.model.layers)
     layers[2] = replace(layers[2], output_elements=40 * layers[2].output_elements)
     large = replace(plain, model=replace(plain.model, layers=tuple(layers)))
-    groups = groups_of(with_memory(large, 3_200_000_000))
+    groups = groups_of(with_memory(large, 3_100_000_000))
     again = replace(candidate(plain, 8), options=StageOptions(tp=1, dp=1, recompute=FULL))
     solution = solve_groups(groups, again)
     first = groups.cost_model.estimate(solution.leaders[0])

@@ -248,7 +248,7 @@ def test_a_replica_leaves_with_its_samples() -> None:
 
 
 def test_larger_micro_batches_leave_small_devices_what_fits() -> None:
-    text = NODES.replace("num_layers: 6, hidden_size: 1024", "num_layers: 24, hidden_size: 1280")
+    text = NODES.replace("num_layers: 6, hidden_size: 1024", "num_layers: 29, hidden_size: 1280")
     text = text.replace("global_batch_size: 12", "global_batch_size: 48")
     model = CostModel(experiment=experiment_from(f"{text}recompute: none\n"))
     (use,) = layout_of(alone(model.experiment))
@@ -379,13 +379,11 @@ def test_a_safe_start_gets_the_cuts_that_all_the_memory_allows() -> None:
     assert min(plan.iteration_time_s for plan in moved) <= risky.iteration_time_s
 
 
-def test_one_stage_with_unequal_shares_is_a_plan_where_nothing_else_fits() -> None:
-    experiment = small_cluster(1019)
-    ranking = plan_experiment(experiment, workers=ALONE, progress=lambda _, __: None).ranking
-    plan = ranking.results[0]
-    assert isinstance(plan, Estimate)
-    assert plan.feasible
-    assert plan.strategy.pp == 1
+def test_without_a_plan_moves_begin_with_one_stage_on_all_devices() -> None:
+    model = CostModel(experiment=small_cluster(1019))
+    plans = moved_plans(model, (1,), [], replace(EFFORT, max_moved_devices=0))
+    assert {plan.strategy.pp for plan in plans} == {1}
+    assert all(plan.feasible for plan in plans)
 
 
 @pytest.mark.parametrize("seed", ORACLE_SEEDS)
