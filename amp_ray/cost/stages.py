@@ -562,10 +562,14 @@ class TimeTables:
         again: RecomputeKind,
     ) -> tuple[FloatArray, bool]:
         """Return the `table` of groups with these ranks, ep and expert_tp."""
-        costs = replace(self.layer_costs, model=self.rank_model(ranks[0].tp, *layout))
+        costs = self._costs_of(ranks[0].tp, *layout)
         tables = [costs.table(rank, ring, again, exchange) for rank in ranks]
         slowest = np.max([table for table, _ in tables], axis=0)
         return prefix_sums(slowest), any(extrapolated for _, extrapolated in tables)
+
+    @memoised
+    def _costs_of(self, tp: int, ep: int, expert_tp: int) -> LayerCosts:
+        return replace(self.layer_costs, model=self.rank_model(tp, ep, expert_tp))
 
     @memoised
     def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:

@@ -263,6 +263,62 @@ def cheapest_chain(
     return sum_s, slowest_s, num_stages, next_cap_s
 
 
+@kept("f8(f8[:,::1],i8[::1],i8,UniTuple(f8,2),i8)", **OUTER)
+def least_chain_s(
+    prefix: FloatArray,
+    rooms: IntArray,
+    num_again: int,
+    extras_s: tuple[float, float],
+    num_micro_batches: int,
+) -> float:
+    """Bound what the slowest stage of 1F1B adds to one micro-batch's way through all stages.
+
+    After its first backward pass, stage ``s`` of ``S`` still runs ``m - 1`` backward passes and
+    ``m - (S - s)`` forward passes. Bisect the time that this may take; for each, every stage takes
+    as many layers as it can, from the first stage on. That is best, since fewer layers never take
+    longer: a block takes at least as long as the recompute of any other one.
+
+    Args:
+        prefix: Shape ``(4, num_layers + 1)``. Prefix sums of layers: forward seconds, backward
+            seconds, number of equal blocks that ``rooms`` limits, number of other blocks.
+        rooms: Shape ``(num_stages,)``. Most equal blocks of each stage.
+        num_again: Recomputed blocks per stage. Other blocks count first, since they may take less.
+        extras_s: Least seconds to recompute an equal block, and another one, which is not more.
+        num_micro_batches: ``m``.
+
+    Returns:
+        Seconds, within one part in a million; infinite if the stages have no room for all layers.
+    """
+    num_layers, num_stages = prefix.shape[1] - 1, len(rooms)
+    later = num_micro_batches - 1
+    whole_s = later * (
+        prefix[0, -1] + prefix[1, -1] + prefix[2, -1] * extras_s[0] + prefix[3, -1] * extras_s[1]
+    )
+    low_s, high_s, limit_s = 0.0, 2 * whole_s, np.inf
+    while True:
+        end = 0
+        for stage in range(num_stages):
+            start, late = end, max(num_micro_batches - num_stages + stage, 0)
+            while end < num_layers:
+                equal = prefix[2, end + 1] - prefix[2, start]
+                others = min(prefix[3, end + 1] - prefix[3, start], num_again)
+                again_s = others * extras_s[1] + min(equal, num_again - others) * extras_s[0]
+                backward_s = prefix[1, end + 1] - prefix[1, start] + again_s
+                forward_s = prefix[0, end + 1] - prefix[0, start]
+                if equal > rooms[stage] or later * backward_s + late * forward_s > limit_s:
+                    break
+                end += 1
+        if end == num_layers:
+            high_s = min(high_s, limit_s)
+        elif limit_s == np.inf:
+            return np.inf
+        else:
+            low_s = limit_s
+        if high_s - low_s <= 1e-6 * high_s:
+            return low_s
+        limit_s = (low_s + high_s) / 2
+
+
 @kept(nogil=True)
 def least_values(
     limits_s: FloatArray,

@@ -64,6 +64,7 @@ class CandidateQueue:
         self._limit, self._least_s = RowLimit(optional.num_rows), list[float]()
         # Candidates that are not in order yet: bound, whether it is tight, candidate
         self._waiting: list[tuple[float, bool, Candidate]] = []
+        self._waiting_s = math.inf  # the largest bound among them
         self._num_added = 0
         self._known: set[object] = set()
         self._is_open = False
@@ -75,8 +76,7 @@ class CandidateQueue:
         """Number of candidates to plan, given the results so far; at most, while some wait."""
         limit_s = self._limit.seconds
         self._tighten(self._num_added + 1, limit_s)
-        num_waiting = sum(least_s <= limit_s for least_s, _, _ in self._waiting)
-        return self._num_needed + bisect_right(self._least_s, limit_s) + num_waiting
+        return self._num_needed + bisect_right(self._least_s, limit_s) + len(self._waiting)
 
     @property
     def may_shrink(self) -> bool:
@@ -209,19 +209,23 @@ class CandidateQueue:
 
         Args:
             number: Candidates to have in order.
-            limit_s: Candidates with a larger bound go on waiting.
+            limit_s: Candidates with a larger bound are dropped: the limit never rises.
         """
+        if limit_s < self._waiting_s:
+            self._waiting_s = limit_s
+            self._waiting = [entry for entry in self._waiting if entry[0] <= limit_s]
+            heapify(self._waiting)
         ordered: list[Candidate] = []
         num_missing = number - len(self.candidates)
-        while self._waiting and len(ordered) < num_missing and self._waiting[0][0] <= limit_s:
+        while self._waiting and len(ordered) < num_missing:
             least_s, is_tight, candidate = heappop(self._waiting)
             if is_tight:
                 ordered.append(candidate)
                 self._least_s.append(least_s)
                 continue
             least_s = max(least_s, self._optional.least_s(candidate, limit_s))
-            if least_s < math.inf:
-                heappush(self._waiting, (least_s, least_s <= limit_s, candidate))
+            if least_s <= limit_s and least_s < math.inf:
+                heappush(self._waiting, (least_s, True, candidate))
         self.candidates += tuple(ordered)
 
     def _expected(self, later: Sequence[Entry], limit_s: float) -> Iterator[Entry]:

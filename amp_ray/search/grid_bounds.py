@@ -15,8 +15,9 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import NO_RING, Path, fastest_path
 from amp_ray.cost.model import CostModel, SampleCosts
-from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.stages import PlacedStages, prefix_sums
 from amp_ray.memo import memoised
+from amp_ray.partition.kernels import least_chain_s
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.space import recompute_choices, with_most_recompute
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind, with_zero
@@ -29,8 +30,15 @@ ROUNDING: Final = 1e-9
 TINY_S: Final = 1e-30
 """Replaces a time of 0 in divisions."""
 
-_DIVIDED: Final = attrgetter("tp", *(part.name for part in fields(StageOptions)[4:]))
+_DIVIDES: Final = ("tp", *(part.name for part in fields(StageOptions)[4:]))
+_DIVIDED: Final = attrgetter(*_DIVIDES)
 """How a stage divides layers: all its options but dp, recompute and sharding."""
+
+_PASSED: Final = attrgetter(
+    *(part.name for part in fields(Candidate) if part.name != "options"),
+    *(f"options.{name}" for name in ("dp", *_DIVIDES)),
+)
+"""All of a candidate but recompute and sharding."""
 
 Kind = tuple[int, Path]
 """Index of a device type, and the path of a tensor-parallel group within its node."""
@@ -38,11 +46,15 @@ Kind = tuple[int, Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """Recomputed blocks of the most frequent kind."""
+    """Recomputed blocks of a candidate's stages."""
 
-    number: int  # recomputed blocks per stage; all blocks of a stage with fewer
-    share: float  # least share of all such blocks that is recomputed
-    most: int  # fewest such blocks that the largest stage can have, recomputed or not
+    number: int  # per stage; all blocks of a stage with fewer
+    rooms: IntArray  # shape ``(pp,)``. Most blocks of the most frequent kind, by stage.
+
+    @property
+    def share(self) -> float:
+        """Least share of a stage's most frequent blocks that recompute, if it has no others."""
+        return min(1.0, self.number / max(1, int(self.rooms.max())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,8 +64,10 @@ class LayerTimes:
     both_s: FloatArray  # shape ``(num_layers,)``. Both passes, without recompute.
     total_s: float  # their sum
     block_s: float  # least of the most frequent blocks
-    extra_s: float  # least time that recompute adds to one of these
-    forward_s: float  # least forward time of one of these
+    any_block_s: float  # least of all blocks
+    # Least time that recompute adds to one of the most frequent blocks, and to any block
+    extras_s: tuple[float, float]
+    prefix: FloatArray  # shape ``(4, num_layers + 1)``, as `least_chain_s` takes it
 
 
 SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
@@ -74,6 +88,7 @@ class GridBounds:
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _even: dict[Candidate, float] = field(init=False, default_factory=dict)
+    _roomy: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
         init=False, default_factory=dict
     )
@@ -107,7 +122,7 @@ class GridBounds:
                 rough_s = self._rough_s(candidate) * (1 - ROUNDING)
                 if rough_s > limit_s:
                     return rough_s
-            even_s = self._alike_s(candidate) * (1 - ROUNDING)
+            even_s = self._alike_s(candidate, limit_s) * (1 - ROUNDING)
             if self.cost_model.experiment.space == "uniform" or even_s > limit_s:
                 return even_s
         if candidate.options.recompute == AUTO:
@@ -119,20 +134,37 @@ class GridBounds:
 
     def _rough_s(self, candidate: Candidate) -> float:
         """Return a lower bound for equal devices of any memory, where nothing is recomputed."""
-        plain = with_kind(candidate, NO_RECOMPUTE)
-        return self._even_s(plain, Again(number=0, share=0.0, most=0))
+        return self._roomy_s(candidate, NO_RECOMPUTE, 0) + self._rest_s(candidate)
 
-    def _alike_s(self, candidate: Candidate) -> float:
+    def _roomy_s(self, candidate: Candidate, kind: Recompute, num_again: int) -> float:
+        """Return `_passes_s` for devices of any memory; more recompute never lowers it.
+
+        Sharding changes only memory and the step end, so candidates with every ZeRO setting share
+        the result.
+        """
+        key = _PASSED(candidate), kind.kind, num_again
+        if key not in self._roomy:
+            rooms = np.full(candidate.pp, len(self._most_frequent))
+            again = Again(number=num_again, rooms=rooms)
+            self._roomy[key] = self._passes_s(with_kind(candidate, kind), again)
+        return self._roomy[key]
+
+    def _alike_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return a lower bound for equal devices, over every allowed recompute.
 
-        For each kind, stages recompute the fewest blocks with which they can hold the whole model.
+        For each kind, stages recompute the fewest blocks with which they can hold the whole model,
+        or more, if the room that these leave may pay. A bound above the limit need not be tight.
         """
         if candidate not in self._even:
-            self._even[candidate] = self._new_alike_s(candidate)
+            rest_s = self._rest_s(candidate)
+            least_s = rest_s + self._least_passes_s(candidate, limit_s - rest_s)
+            if least_s > limit_s:
+                return least_s
+            self._even[candidate] = least_s
         return self._even[candidate]
 
-    def _new_alike_s(self, candidate: Candidate) -> float:
-        """Compute the result of `_alike_s`, which caches it."""
+    def _least_passes_s(self, candidate: Candidate, limit_s: float) -> float:
+        """Return the part of `_alike_s` before the step end."""
         recompute = candidate.options.recompute
         least_s, number = float("inf"), recompute.layers or 0
         for kind, fewest, most in (
@@ -140,9 +172,12 @@ class GridBounds:
         ):
             alike = with_kind(candidate, kind)
             for again in self._ways(alike, fewest, most):
-                least_s = min(least_s, self._even_s(alike, again))
-                if not again.number and again.most <= self._even_share(candidate.pp):
-                    return least_s  # all blocks fit without recompute
+                roomy_s = self._roomy_s(alike, kind, again.number)
+                if again.rooms.min() >= len(self._most_frequent) or roomy_s > limit_s:
+                    least_s = min(least_s, roomy_s)
+                if roomy_s >= least_s:
+                    break
+                least_s = min(least_s, self._passes_s(alike, again))
         return least_s
 
     def _even_share(self, pp: int) -> int:
@@ -157,10 +192,8 @@ class GridBounds:
             numbers_of.setdefault(setting.whole, []).append(setting.layers or 0)
         return [(kind, min(numbers), max(numbers)) for kind, numbers in numbers_of.items()]
 
-    def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
+    def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator[Again]:
         """Yield numbers of blocks to recompute, from the fewest that fit upwards.
-
-        Stop once all stages have room for an even share: more recompute would only cost time.
 
         Args:
             candidate: It recomputes all blocks, or none.
@@ -178,123 +211,160 @@ class GridBounds:
         if widest.sum() < number:
             return
         if not most or experiment.traits.recompute_per_stage:
-            num_again = 0 if experiment.traits.recompute_per_stage else experiment.model.num_layers
-            evened = _evened(widest, number)
-            yield Again(number=num_again, share=float(num_again > 0), most=evened)
+            again = candidate.options.recompute != NO_RECOMPUTE
+            again = again and not experiment.traits.recompute_per_stage
+            yield Again(number=experiment.model.num_layers * again, rooms=widest)
             return
         first = bisect_left(range(number), number, key=lambda count: int(rooms(count).sum()))
         for num_again in range(max(first, fewest), most + 1):
-            room = rooms(num_again)
-            evened = _evened(room, number)
-            share = min(1.0, num_again / int(room.max()))
-            yield Again(number=num_again, share=share, most=evened)
-            if evened <= self._even_share(candidate.pp):
-                return
+            yield Again(number=num_again, rooms=rooms(num_again))
 
-    def _even_s(self, candidate: Candidate, again: "Again") -> float:
-        """Return a lower bound on the time of a candidate, on devices of one kind.
+    def _passes_s(self, candidate: Candidate, again: Again) -> float:
+        """Return a lower bound on the time of a candidate's pipeline, on devices of one kind.
 
-        The result is the largest of three bounds:
-
-        1. Some stage has at least an even share of the most frequent blocks for all micro-batches.
-        2. The last stage starts after a micro-batch has passed the first chunks of all other
-           stages, and its gradients pass those chunks after it ends. So either the last stage has
-           few blocks and another stage has more, or the last stage itself takes long: see
-           `_last_stage_s`.
-        3. When the first backward pass of the largest stage ends, a micro-batch has passed through
-           the whole model. The stage still has to run all other backward passes, and the forward
-           passes of at least ``m - pp`` micro-batches.
+        With one chunk per stage, one micro-batch passes through the whole model, and the slowest
+        stage adds its other passes (`least_chain_s`). `_interleaved_s` has the other bound.
 
         For example, two stages run five blocks and a head, 1 s each (forward 1/3 s, backward 2/3 s)
-        on four micro-batches. By the first bound, three blocks take ``4 * 3 = 12`` s. By the
-        second, with ``n`` blocks in the last stage, the other one takes ``4 * (5 - n)`` s. The last
-        stage waits ``5 - n`` s for the other one, at begin and end together, and runs ``4 * (n +
-        1)`` s: with one block ``max(16, 4 + 8) = 16`` s, with two ``max(12, 3 + 12) = 15`` s, and
-        with three 18 s, so at least 15 s. By the third, ``6 + 3 * 3 * 2/3 + 2 * 3 * 1/3 = 14`` s.
-        The bound is 15 s.
+        on four micro-batches. A micro-batch takes 6 s. With three blocks the first stage then runs
+        three backward passes and two forward passes, ``3 * 2 + 2 * 1 = 8`` s, and the second one
+        with two blocks and the head ``3 * 3 = 9`` s: 15 s. The bound is 15 s, since other cuts take
+        longer.
 
         Args:
             candidate: Degrees.
             again: Recomputed blocks of its stages.
         """
-        pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
-        experiment, places = self.cost_model.experiment, self._most_frequent
+        batches, model = candidate.num_micro_batches, self.cost_model.experiment.model
         times = self._layer_times(candidate)
-        both, block_s, extra_s = times.both_s, times.block_s, times.extra_s
-        number, num_others = self._numbers, self._num_other_blocks
-        stage_s = number * block_s
-        if again.number > num_others:
-            stage_s += np.minimum(number, again.number - num_others) * extra_s
-        most_blocks = max(again.most, self._even_share(pp))
-        even_s = float(stage_s[most_blocks])
-        later_s = batches * experiment.constants.host_s_per_micro_batch + self._rest_s(candidate)
-        least_s = batches * max(times.total_s / pp, even_s)
-        if pp == 1 or (chunks > 1 and num_others == experiment.model.num_layers):
-            return least_s + later_s
-        total_s = times.total_s + (0.0 if num_others else again.share * extra_s * len(places))
-        least_s = max(least_s, self._last_stage_s(candidate, both, stage_s, total_s))
-        if chunks == 1:
-            forward_s, late = most_blocks * times.forward_s, max(batches - pp, 0)
-            left_s = (batches - 1) * (even_s - forward_s) + late * forward_s
-            least_s = max(least_s, total_s + self._cuts_s(candidate) + left_s)
-        return least_s + later_s
+        if candidate.virtual_stages == 1:
+            chain_s = least_chain_s(
+                times.prefix, again.rooms, again.number, times.extras_s, batches
+            )
+            through_s = times.total_s + self._again_s(candidate.pp, times, again)
+            least_s = through_s + self._cuts_s(candidate) + chain_s
+        else:
+            least_s = batches * times.total_s / candidate.pp
+            if self._num_other_blocks < model.num_layers:
+                least_s = max(least_s, self._interleaved_s(candidate, times, again))
+        host_s = batches * self.cost_model.experiment.constants.host_s_per_micro_batch
+        return least_s + host_s
 
     def _layer_times(self, candidate: Candidate) -> LayerTimes:
         """Return the times of layers on devices of one kind, cached for equal stages."""
-        plain = with_kind(candidate, NO_RECOMPUTE)
-        keys = self._key(plain), self._key(candidate)
-        if keys not in self._times:
-            places, tables = self._most_frequent, map(self._layer_s, (plain, candidate))
-            (plain_s,), (whole_s,) = tables
-            both_s = plain_s.sum(axis=0)
-            extra_s = np.maximum((whole_s - plain_s).sum(axis=0), 0.0)
-            self._times[keys] = LayerTimes(
-                both_s=both_s,
-                total_s=float(both_s.sum()),
-                block_s=float(both_s[places].min()),
-                extra_s=float(extra_s[places].min()),
-                forward_s=float(plain_s[0, places].min()),
-            )
-        return self._times[keys]
+        key = self._key(candidate)
+        if key not in self._times:
+            plain = with_kind(candidate, NO_RECOMPUTE)
+            (passes_s,), (whole_s,) = map(self._layer_s, (plain, candidate))
+            more_s = np.maximum((whole_s - passes_s).sum(axis=0), 0.0)
+            self._times[key] = self._new_times(passes_s, more_s)
+        return self._times[key]
 
-    @cached_property
-    def _numbers(self) -> FloatArray:
-        """Numbers of most frequent blocks that a stage can have."""
-        return np.arange(len(self._most_frequent) + 1, dtype=np.float64)
+    def _new_times(self, passes_s: FloatArray, more_s: FloatArray) -> LayerTimes:
+        """Return the times of layers from those of their passes, and what recompute adds."""
+        places, both_s = self._most_frequent, passes_s.sum(axis=0)
+        is_block = np.diff(self.cost_model.experiment.model.block_counts) > 0
+        is_like = np.zeros(len(both_s), dtype=np.bool_)
+        is_like[places] = True
+        # `least_chain_s` needs that no block's recompute takes longer than another's backward pass
+        most_s = float(passes_s[1, is_block].min(initial=np.inf))
+        extra_s = min(float(more_s[places].min()), most_s)
+        return LayerTimes(
+            both_s=both_s,
+            total_s=float(both_s.sum()),
+            block_s=float(both_s[places].min()),
+            any_block_s=float(both_s[is_block].min(initial=np.inf)),
+            extras_s=(extra_s, float(more_s[is_block].min(initial=extra_s))),
+            prefix=prefix_sums(np.vstack([passes_s, is_like, is_block & ~is_like])),
+        )
 
-    def _last_stage_s(
-        self, candidate: Candidate, both: FloatArray, stage_s: FloatArray, total_s: float
-    ) -> float:
-        """Return the second bound of `_even_s`: the least over the blocks of the last stage.
+    def _again_s(self, pp: int, times: LayerTimes, again: Again) -> float:
+        """Return the least time that recompute adds to a micro-batch in the whole model."""
+        number, num_others = len(self._most_frequent), self._num_other_blocks
+        if pp > 1 and again.number < number + num_others:
+            return max(0.0, again.share * number - num_others) * times.extras_s[0]
+        others = min(num_others, again.number)
+        return others * times.extras_s[1] + min(number, again.number - others) * times.extras_s[0]
 
-        In an interleaved schedule, the last chunk also waits for all chunks of the model.
+    def _interleaved_s(self, candidate: Candidate, times: LayerTimes, again: Again) -> float:
+        """Return a lower bound for several chunks per stage: the least over the last stage's size.
+
+        Every chunk has a block, so the last stage has the model's last one and all layers after it.
+        Before it starts, a micro-batch passes the first chunks of all other stages, and its
+        gradients pass them after it has ended. The last chunk also waits for all chunks of the
+        model. If the last stage has few blocks, the others have more.
 
         Args:
-            candidate: Degrees; it has several stages.
-            both: Shape ``(num_layers,)``. Seconds of a layer in both passes, without recompute.
-            stage_s: Seconds of a stage by its number of most frequent blocks.
-            total_s: Seconds of a micro-batch in the whole model.
+            candidate: Degrees.
+            times: Times of its layers.
+            again: Recomputed blocks of its stages.
         """
         pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
-        experiment, num_others = self.cost_model.experiment, self._num_other_blocks
-        num_blocks = len(self._most_frequent)
-        block_s = float(both[self._most_frequent].min())
-        fewest, most, end = 0, num_blocks, experiment.model.num_layers - 1
-        if chunks > 1:  # every chunk has a block
-            fewest = max(chunks - num_others, 0)
-            most = num_blocks - max(chunks * (pp - 1) - num_others, 0)
-            end = experiment.model.indices("block")[-1] + 1
-        last = np.arange(fewest, most + 1)
-        before = num_blocks - last
-        other_s = batches * stage_s[-(-before // (pp - 1))]
-        head_s = float(both[end:].sum())
-        all_s = total_s + (batches - 1) * (last // chunks * block_s + head_s)
-        if chunks > 1:
-            all_s -= max(batches - pp, 0) * experiment.constants.host_s_per_micro_batch
-        first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * num_others
-        last_s = batches * (stage_s[last] + head_s) + np.maximum(first, 0) * block_s
-        longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
-        return float(np.maximum(longest_s, other_s).min(initial=np.inf))
+        number, (blocks, others) = len(self._most_frequent), self._blocks
+        extra_s, other_extra_s = times.extras_s
+        covers = again.number >= len(blocks)  # all blocks recompute
+        ends = int(others[-1:] == [blocks[-1]])  # whether the last block is one of them
+        # Other blocks that the last stage may have before its last block, and any other stage
+        middle = [block for block in others if blocks[pp - 1] <= block < blocks[-1]]
+        num_middle, num_front = len(middle), len(others) - ends
+
+        # Time that others may save where they take the place of the most frequent blocks
+        spared_s = sum(max(0.0, times.block_s - float(times.both_s[block])) for block in others)
+
+        def stage_s(likes: int, num_others: int) -> float:
+            recomputed = min(likes, again.number if covers else max(again.number - num_others, 0))
+            return likes * times.block_s + recomputed * extra_s
+
+        def any_stage_s(count: int) -> float:
+            recomputed = min(count, again.number)
+            fast = min(recomputed, num_front)
+            again_s = fast * other_extra_s + (recomputed - fast) * extra_s
+            return count * times.block_s - spared_s + again_s
+
+        block_s = times.any_block_s + covers * other_extra_s
+        tail_s = float(times.both_s[blocks[-1] + 1 - ends :].sum()) + ends * covers * other_extra_s
+        through_s = times.total_s + self._again_s(pp, times, again) + self._cuts_s(candidate)
+        host_s = self.cost_model.experiment.constants.host_s_per_micro_batch
+        through_s -= max(batches - pp, 0) * host_s
+        # Layers that only other stages can have
+        front = [*range(blocks[0]), *(block for block in others if block < blocks[pp - 1])]
+        front_s = float(times.both_s[front].sum())
+
+        def last_s(last: int) -> float:
+            """Bound the time by the last stage, with so many of the most frequent blocks."""
+            before = number - last + num_front - num_middle
+            num_first = max(-(-(before - (pp - 1) * (chunks - 1)) // chunks), pp - 1)
+            num_end = max(-(-(last + ends) // chunks) - ends - num_middle, 0)
+            end_s = tail_s + num_end * (times.block_s + covers * extra_s)
+            busy_s = batches * (tail_s + stage_s(last, num_middle)) + num_first * block_s
+            return max(through_s + (batches - 1) * end_s, busy_s + self._cuts_s(candidate))
+
+        def other_s(last: int) -> float:
+            """Bound the time by the other stages: one with an even share, and all on average."""
+            before = number - last
+            even = -(-before // (pp - 1))
+            even_s = stage_s(even if even <= least_room else _evened(rooms, before), num_front)
+            even_s = max(even_s, any_stage_s(-(-(before + num_front - num_middle) // (pp - 1))))
+            again_s = max(again.share * before - num_front * (not covers), 0.0) * extra_s
+            average_s = (front_s + before * times.block_s + again_s) / (pp - 1)
+            return max(batches * even_s, batches * average_s + (pp - 2) / 2 * block_s)
+
+        rooms = again.rooms[:-1]
+        least_room = rooms.min()
+        fewest = max(chunks - ends - num_middle, number - int(rooms.sum()), 0)
+        most = number - max(chunks * (pp - 1) - num_front, 0)
+        sizes = range(fewest, min(most, int(again.rooms[-1])) + 1)
+        # The larger the last stage, the longer it takes, and the shorter the others
+        first = bisect_left(sizes, True, key=lambda last: last_s(last) >= other_s(last))  # noqa: FBT003
+        bounds_s = [last_s(last) for last in sizes[first : first + 1]]
+        bounds_s += [other_s(last) for last in sizes[max(first - 1, 0) : first]]
+        return min(bounds_s, default=np.inf)
+
+    @cached_property
+    def _blocks(self) -> tuple[tuple[int, ...], list[int]]:
+        """Indices of all blocks, and of those not of the most frequent kind."""
+        blocks, frequent = self.cost_model.experiment.model.indices("block"), self._most_frequent
+        return blocks, sorted({*blocks} - {*frequent})
 
     @cached_property
     def _num_other_blocks(self) -> int:

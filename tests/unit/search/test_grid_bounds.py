@@ -1,9 +1,10 @@
-from itertools import product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.partition.kernels import least_chain_s
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.grid_bounds import WholeLayers
 from amp_ray.strategies.candidate import Candidate, StageOptions
@@ -68,3 +69,46 @@ def test_no_pipeline_is_faster_than_its_bound(pp: int, num_micro_batches: int) -
     assert isinstance(best, Estimate)
     least_s = planner.chooser.least_s(candidate, np.inf)
     assert 0.75 * best.iteration_time_s < least_s <= best.iteration_time_s
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_cuts_of_a_chain_are_faster(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_layers, pp, batches = 7, int(rng.integers(1, 5)), int(rng.integers(2, 7))
+    forward, equal = rng.integers(1, 5, num_layers), rng.integers(0, 2, num_layers)
+    rows = np.array([forward, 2 * forward, equal, 1 - equal], dtype=np.float64)
+    prefix = np.hstack([np.zeros((4, 1)), rows.cumsum(axis=1)])
+    rooms, num_again = rng.integers(1, 6, pp), int(rng.integers(0, 4))
+    extras_s = 1.0, 0.5
+    best_s = np.inf
+    for cuts in combinations(range(1, num_layers), pp - 1):
+        slowest_s = 0.0
+        for stage, (start, end) in enumerate(pairwise((0, *cuts, num_layers))):
+            forward_s, backward_s, likes, others = rows[:, start:end].sum(axis=1)
+            first = min(others, num_again)
+            backward_s += first * extras_s[1] + min(likes, num_again - first) * extras_s[0]
+            late = max(batches - pp + stage, 0)
+            stage_s = (batches - 1) * backward_s + late * forward_s
+            slowest_s = max(slowest_s, stage_s if likes <= rooms[stage] else np.inf)
+        best_s = min(best_s, slowest_s)
+    least_s = least_chain_s(prefix, rooms, num_again, extras_s, batches)
+    assert least_s == (best_s if best_s == np.inf else pytest.approx(best_s, rel=1e-5))
+    assert least_s <= best_s
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("num_micro_batches", [4, 8])
+def test_no_interleaved_pipeline_is_faster_than_its_bound(pp: int, num_micro_batches: int) -> None:
+    planner = AmpRayPlanner(experiment=experiment_from(EQUAL_STAGES))
+    for chunks in (2, 3, 4):
+        candidate = Candidate(
+            micro_batch_size=8 // num_micro_batches,
+            options=StageOptions(tp=1, dp=1),
+            pp=pp,
+            num_micro_batches=num_micro_batches,
+            virtual_stages=chunks,
+        )
+        best = planner.plan(candidate)
+        assert isinstance(best, Estimate)
+        least_s = planner.chooser.least_s(candidate, np.inf)
+        assert 0.5 * best.iteration_time_s < least_s <= best.iteration_time_s
