@@ -99,6 +99,8 @@ def split_into_sizes(
         >>> split_into_sizes(7, [1, 2, 4], [[1.0, 2.0, 4.0], [2.0, 4.0, 8.0]])
         ()
     """
+    if not sizes:
+        return ()
     least_s = np.full(num_samples + 1, np.inf)  # of the ranks so far, by their samples
     least_s[0] = 0.0
     chosen = []

@@ -17,6 +17,7 @@ from amp_ray.search.stage_groups import (
 from amp_ray.search.stage_groups.group_options import (
     all_shares,
     split_by_speed,
+    split_into_sizes,
     within_pieces,
 )
 from amp_ray.search.stage_groups.groups_problem import BestGroups, GroupsProblem, best_groups
@@ -177,6 +178,11 @@ def test_tensor_parallel_groups_span_nodes_only_where_allowed(two_kinds: Experim
     inside = replace(given, limits=replace(given.limits, min_tp=8, tp_across_nodes=False))
     refused = plan_stage_groups(groups_of(inside), candidate(inside, 4))
     assert isinstance(refused, Infeasible)
+
+
+def test_without_a_size_that_is_small_enough_there_are_no_shares() -> None:
+    assert split_into_sizes(2, [], [[], []]) == ()
+    assert split_into_sizes(2, [4], [[1.0], [1.0]]) == ()
 
 
 def test_every_sample_is_given_once() -> None:
