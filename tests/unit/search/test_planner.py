@@ -107,7 +107,7 @@ def test_too_little_memory_is_estimated_and_told() -> None:
 
 
 def test_memory_moves_the_cuts_before_it_makes_a_plan_infeasible() -> None:
-    wide = ("vocab_size: 1024", "vocab_size: 50000")
+    wide = ("vocab_size: 1024", "vocab_size: 100000")
     planner = AmpRayPlanner(experiment=small_experiment(wide))
     free = planner.plan(pipeline(2))
     assert isinstance(free, Estimate)
