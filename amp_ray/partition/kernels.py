@@ -301,8 +301,8 @@ def least_chain_s(
             start, late = end, max(num_micro_batches - num_stages + stage, 0)
             while end < num_layers:
                 equal = prefix[2, end + 1] - prefix[2, start]
-                others = min(prefix[3, end + 1] - prefix[3, start], num_again)
-                again_s = others * extras_s[1] + min(equal, num_again - others) * extras_s[0]
+                first = min(prefix[3, end + 1] - prefix[3, start], num_again)
+                again_s = first * extras_s[1] + min(equal, num_again - first) * extras_s[0]
                 backward_s = prefix[1, end + 1] - prefix[1, start] + again_s
                 forward_s = prefix[0, end + 1] - prefix[0, start]
                 if equal > rooms[stage] or later * backward_s + late * forward_s > limit_s:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,30 @@ class Again:
     def share(self) -> float:
         """Least share of a stage's most frequent blocks that recompute, if it has no others."""
         return min(1.0, self.number / max(1, int(self.rooms.max())))
+
+
+class StageTimes(NamedTuple):
+    """Least times of stages by their numbers of blocks, for several chunks per stage."""
+
+    times: "LayerTimes"
+    num_again: int  # recomputed blocks of a stage
+    covers: bool  # whether all blocks of the model recompute
+    num_front: int  # blocks not of the most frequent kind that a stage before the last may have
+    # Time that those may save where they take the place of the most frequent blocks
+    spared_s: float
+
+    def of_likes(self, number: int, num_less: int) -> float:
+        """Return the time of a stage with most frequent blocks, beside some of other kinds."""
+        most = self.num_again if self.covers else max(self.num_again - num_less, 0)
+        return number * self.times.block_s + min(number, most) * self.times.extras_s[0]
+
+    def of_any(self, number: int) -> float:
+        """Return the time of a stage with blocks of any kind."""
+        recomputed = min(number, self.num_again)
+        fast = min(recomputed, self.num_front)
+        extra_s, other_extra_s = self.times.extras_s
+        again_s = fast * other_extra_s + (recomputed - fast) * extra_s
+        return number * self.times.block_s - self.spared_s + again_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -283,8 +307,8 @@ class GridBounds:
         number, num_others = len(self._most_frequent), self._num_other_blocks
         if pp > 1 and again.number < number + num_others:
             return max(0.0, again.share * number - num_others) * times.extras_s[0]
-        others = min(num_others, again.number)
-        return others * times.extras_s[1] + min(number, again.number - others) * times.extras_s[0]
+        first = min(num_others, again.number)
+        return first * times.extras_s[1] + min(number, again.number - first) * times.extras_s[0]
 
     def _interleaved_s(self, candidate: Candidate, times: LayerTimes, again: Again) -> float:
         """Return a lower bound for several chunks per stage: the least over the last stage's size.
@@ -300,34 +324,23 @@ class GridBounds:
             again: Recomputed blocks of its stages.
         """
         pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
-        number, (blocks, others) = len(self._most_frequent), self._blocks
+        number, (blocks, less) = len(self._most_frequent), self._blocks
         extra_s, other_extra_s = times.extras_s
         covers = again.number >= len(blocks)  # all blocks recompute
-        ends = int(others[-1:] == [blocks[-1]])  # whether the last block is one of them
+        ends = int(less[-1:] == [blocks[-1]])  # whether the last block is one of them
         # Other blocks that the last stage may have before its last block, and any other stage
-        middle = [block for block in others if blocks[pp - 1] <= block < blocks[-1]]
-        num_middle, num_front = len(middle), len(others) - ends
+        middle = [block for block in less if blocks[pp - 1] <= block < blocks[-1]]
+        num_middle, num_front = len(middle), len(less) - ends
 
-        # Time that others may save where they take the place of the most frequent blocks
-        spared_s = sum(max(0.0, times.block_s - float(times.both_s[block])) for block in others)
-
-        def stage_s(likes: int, num_others: int) -> float:
-            recomputed = min(likes, again.number if covers else max(again.number - num_others, 0))
-            return likes * times.block_s + recomputed * extra_s
-
-        def any_stage_s(count: int) -> float:
-            recomputed = min(count, again.number)
-            fast = min(recomputed, num_front)
-            again_s = fast * other_extra_s + (recomputed - fast) * extra_s
-            return count * times.block_s - spared_s + again_s
-
+        spared_s = sum(max(0.0, times.block_s - float(times.both_s[block])) for block in less)
+        stage = StageTimes(times, again.number, covers, num_front, spared_s)
         block_s = times.any_block_s + covers * other_extra_s
         tail_s = float(times.both_s[blocks[-1] + 1 - ends :].sum()) + ends * covers * other_extra_s
         through_s = times.total_s + self._again_s(pp, times, again) + self._cuts_s(candidate)
         host_s = self.cost_model.experiment.constants.host_s_per_micro_batch
         through_s -= max(batches - pp, 0) * host_s
         # Layers that only other stages can have
-        front = [*range(blocks[0]), *(block for block in others if block < blocks[pp - 1])]
+        front = [*range(blocks[0]), *(block for block in less if block < blocks[pp - 1])]
         front_s = float(times.both_s[front].sum())
 
         def last_s(last: int) -> float:
@@ -336,29 +349,24 @@ class GridBounds:
             num_first = max(-(-(before - (pp - 1) * (chunks - 1)) // chunks), pp - 1)
             num_end = max(-(-(last + ends) // chunks) - ends - num_middle, 0)
             end_s = tail_s + num_end * (times.block_s + covers * extra_s)
-            busy_s = batches * (tail_s + stage_s(last, num_middle)) + num_first * block_s
+            busy_s = batches * (tail_s + stage.of_likes(last, num_middle)) + num_first * block_s
             return max(through_s + (batches - 1) * end_s, busy_s + self._cuts_s(candidate))
 
         def other_s(last: int) -> float:
             """Bound the time by the other stages: one with an even share, and all on average."""
             before = number - last
             even = -(-before // (pp - 1))
-            even_s = stage_s(even if even <= least_room else _evened(rooms, before), num_front)
-            even_s = max(even_s, any_stage_s(-(-(before + num_front - num_middle) // (pp - 1))))
+            even = even if even <= rooms.min() else _evened(rooms, before)
+            mean = -(-(before + num_front - num_middle) // (pp - 1))
+            even_s = max(stage.of_likes(even, num_front), stage.of_any(mean))
             again_s = max(again.share * before - num_front * (not covers), 0.0) * extra_s
             average_s = (front_s + before * times.block_s + again_s) / (pp - 1)
             return max(batches * even_s, batches * average_s + (pp - 2) / 2 * block_s)
 
         rooms = again.rooms[:-1]
-        least_room = rooms.min()
         fewest = max(chunks - ends - num_middle, number - int(rooms.sum()), 0)
-        most = number - max(chunks * (pp - 1) - num_front, 0)
-        sizes = range(fewest, min(most, int(again.rooms[-1])) + 1)
-        # The larger the last stage, the longer it takes, and the shorter the others
-        first = bisect_left(sizes, True, key=lambda last: last_s(last) >= other_s(last))  # noqa: FBT003
-        bounds_s = [last_s(last) for last in sizes[first : first + 1]]
-        bounds_s += [other_s(last) for last in sizes[max(first - 1, 0) : first]]
-        return min(bounds_s, default=np.inf)
+        most = min(number - max(chunks * (pp - 1) - num_front, 0), int(again.rooms[-1]))
+        return _least_of_longer(range(fewest, most + 1), last_s, other_s)
 
     @cached_property
     def _blocks(self) -> tuple[tuple[int, ...], list[int]]:
@@ -634,6 +642,16 @@ class GridBounds:
         )
         fixed_s, s_per_parameter = lines.min(axis=0).tolist()
         return fixed_s, s_per_parameter
+
+
+def _least_of_longer(
+    sizes: range, rising: Callable[[int], float], falling: Callable[[int], float]
+) -> float:
+    """Return the least, over sizes, of the larger of a rising and a falling time; else infinity."""
+    first = bisect_left(sizes, True, key=lambda size: rising(size) >= falling(size))  # noqa: FBT003
+    bounds_s = [rising(size) for size in sizes[first : first + 1]]
+    bounds_s += [falling(size) for size in sizes[max(first - 1, 0) : first]]
+    return min(bounds_s, default=np.inf)
 
 
 def _evened(rooms: IntArray, number: int) -> int:
