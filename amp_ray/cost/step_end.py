@@ -102,7 +102,7 @@ class DataPaths:
 
     shards: Sequence[Path]  # rings of its shard groups
     copies: Sequence[Path]  # rings of the ranks that hold the same shard
-    device: Device  # the device of the stage whose memory is slowest
+    device: Device  # the device of the stage whose memory is slowest; of those the smallest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -321,7 +321,8 @@ class StepEndModel:
         """Return the device with the slowest memory among device types."""
         device_types = self.topology.cluster.device_types
         return min(
-            (device_types[index] for index in types), key=lambda device: device.memory_bytes_per_s
+            (device_types[index] for index in types),
+            key=lambda device: (device.memory_bytes_per_s, device.num_multiprocessors),
         )
 
     @cached_property
