@@ -246,11 +246,12 @@ def test_order_of_nodes_does_not_matter_where_all_hold_the_same(case: Case) -> N
 
 
 @given(cases())
-def test_larger_micro_batches_need_more_memory(case: Case) -> None:
+def test_larger_micro_batches_need_no_less_memory(case: Case) -> None:
     larger = replace(case.strategy, micro_batch_size=2 * case.strategy.micro_batch_size)
     before, after = case.estimate(), replace(case, strategy=larger).estimate()
     pairs = zip(before.peak_memory_bytes, after.peak_memory_bytes, strict=True)
-    assert all(large > small for small, large in pairs)
+    # As much where the optimizer step needs more than the activations
+    assert all(large >= small for small, large in pairs)
     assert after.iteration_time_s >= before.iteration_time_s * (1 - CLOSE)
 
 
