@@ -166,8 +166,11 @@ class Agent:
         if self._warm is not None:
             self._warm.leave()
         self._finish("lease")
+        folder = self._folder
         self._remove_folder()
         end_all(descendants, self._start["grace_s"], self._reap)
+        if folder is not None:  # a rank that was about to end may have written meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
         if self._warm_folder is not None:
             shutil.rmtree(self._warm_folder, ignore_errors=True)
 
