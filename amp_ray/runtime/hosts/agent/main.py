@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .job import Job, Store, trouble
@@ -31,7 +32,6 @@ from .wire import COMMAND_BYTES, FROM_AGENT, FROM_CONTROLLER, Lines, Seal, WireE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from types import FrameType
 
     from .job import RankProcess
@@ -142,6 +142,7 @@ class Agent:
         self._warm: Warm | None = None
         self._slots = Slots(start["pid"])
         self._folder: str | None = None
+        self._remaining: list[str] = []  # folders of trials that could not be removed whole
         self._warm_folder: Path | None = None
         self._alarm = child_alarm()[0]
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -166,10 +167,9 @@ class Agent:
         if self._warm is not None:
             self._warm.leave()
         self._finish("lease")
-        folder = self._folder
         self._remove_folder()
         end_all(descendants, self._start["grace_s"], self._reap)
-        if folder is not None:  # a rank that was about to end may have written meanwhile
+        for folder in self._remaining:
             shutil.rmtree(folder, ignore_errors=True)
         if self._warm_folder is not None:
             shutil.rmtree(self._warm_folder, ignore_errors=True)
@@ -399,6 +399,8 @@ class Agent:
     def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            if Path(self._folder).exists():  # a process that is about to end has written into it
+                self._remaining.append(self._folder)
             self._folder = None
 
 

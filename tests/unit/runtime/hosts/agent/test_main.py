@@ -1,11 +1,15 @@
 """The lease on stdin counts the time in which somebody listened."""
 
 import os
+import shutil
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from amp_ray.runtime.hosts.agent.main import Stdio
+from amp_ray.runtime.hosts.agent import main
+from amp_ray.runtime.hosts.agent.main import Agent, Stdio
 
 
 @pytest.fixture
@@ -35,3 +39,30 @@ def test_a_host_that_was_too_busy_to_listen_keeps_the_lease(clock: list[float]) 
     assert listen(stdio, clock, until_s=60.0, turn_s=20.0) is None
     assert listen(stdio, clock, until_s=65.5, turn_s=0.25) is None
     assert listen(stdio, clock, until_s=66.5, turn_s=0.25) is not None
+
+
+def test_a_folder_that_a_rank_still_writes_into_is_removed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    remove, removals = shutil.rmtree, list[str]()
+
+    def rmtree(path: str, *, ignore_errors: bool) -> None:
+        removals.append(path)
+        if len(removals) > 1:
+            remove(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    monkeypatch.setattr(main, "end_all", lambda *_: [])
+    agent = Agent.__new__(Agent)
+    vars(agent).update(
+        _stdio=SimpleNamespace(over="the end"),
+        _start={"grace_s": 0.0},
+        _folder=str(folder),
+        _remaining=[],
+        **dict.fromkeys(("_job", "_warm", "_warm_folder")),
+    )
+    agent.run()
+    assert removals == [str(folder)] * 2
+    assert not folder.exists()
