@@ -77,7 +77,7 @@ class LayerMemory:
 
         The mean over the model counts for all of its stages.
         """
-        per = self.traits.with_zero(self.rank.precision, zero_stage)
+        per = self.traits.bytes_with_zero(self.rank.precision, zero_stage)
         if "primary" not in self.traits.formats.kept:
             return per
         less = _block_share(self.model) * (per.weight - BYTES_PER_FP8)
@@ -572,9 +572,9 @@ class MemoryModel:
 
     def _shards(self, options: StageOptions) -> int:
         """Return the number of ranks that divide the optimizer's states."""
-        zero, dp = options.zero, options.dp
-        alone = not self.traits.shards_states(self.rank.precision, zero.stage)
-        return 1 if alone else zero.shards(dp) if zero.stage else dp
+        if options.zero.stage == 0 and self.traits.shards_without_zero(self.rank.precision):
+            return options.dp
+        return options.zero.shards(options.dp)
 
     def _sharded_gradient_bytes(self, per: ParameterBytes, stage: int) -> float:
         """Return the bytes of a parameter's sharded gradients, before they are divided.

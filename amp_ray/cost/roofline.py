@@ -116,7 +116,8 @@ class Rank:
         16 bytes, in which tensor cores read; see `unaligned_rate`.
         """
         fitting = (size for size in (ALIGNED, PAIRED) if not any(width % size for width in widths))
-        return replace(self, alignment=next(fitting, 1))
+        alignment = next(fitting, 1)
+        return self if alignment == self.alignment else replace(self, alignment=alignment)
 
     def of_experts(self, num_experts: int) -> Self:
         """Return this rank for a product of its experts, to which a router sends their rows."""

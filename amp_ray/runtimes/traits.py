@@ -184,7 +184,7 @@ class RuntimeTraits:
     unused_gradients: bool = False
     # Whether each micro-batch's gradient is freed once it is added to the wider sum
     frees_gradients: bool = False
-    # Whether the optimizer is wrapped as by DeepSpeed (`with_zero`)
+    # Whether the optimizer is wrapped as by DeepSpeed (`bytes_with_zero`)
     wraps_optimizer: bool = False
     # Whether the shards of ZeRO-3 are single-precision weights, which are rounded when gathered, so
     # that no shards of narrower weights exist beside them
@@ -540,15 +540,15 @@ class RuntimeTraits:
             else NORM_TRAFFIC_BYTES,
         )
 
-    def shards_states(self, precision: Precision, zero_stage: int) -> bool:
-        """Return whether replicas divide the optimizer's states; without ZeRO in bf16, if wrapped.
+    def shards_without_zero(self, precision: Precision) -> bool:
+        """Return whether replicas divide the optimizer's states even without ZeRO.
 
         References:
             DeepSpeed 0.19.8, runtime/bf16_optimizer.py, ``fp32_groups_flat_partition``.
         """
-        return zero_stage > 0 or (self.wraps_optimizer and precision == "bf16")
+        return self.wraps_optimizer and precision == "bf16"
 
-    def with_zero(self, precision: Precision, zero_stage: int) -> "ParameterBytes":
+    def bytes_with_zero(self, precision: Precision, zero_stage: int) -> "ParameterBytes":
         """Return `bytes_per_parameter` as far as memory depends on the ZeRO stage.
 
         DeepSpeed has an optimizer of its own around the program's. In bf16 without ZeRO it adds

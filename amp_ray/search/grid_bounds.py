@@ -57,7 +57,7 @@ class Again:
         return min(1.0, self.number / max(1, int(self.rooms.max())))
 
 
-class StageTimes(NamedTuple):
+class LeastStageTimes(NamedTuple):
     """Least times of stages by their numbers of blocks, for several chunks per stage."""
 
     times: "LayerTimes"
@@ -333,7 +333,7 @@ class GridBounds:
         num_middle, num_front = len(middle), len(less) - ends
 
         spared_s = sum(max(0.0, times.block_s - float(times.both_s[block])) for block in less)
-        stage = StageTimes(times, again.number, covers, num_front, spared_s)
+        stage = LeastStageTimes(times, again.number, covers, num_front, spared_s)
         block_s = times.any_block_s + covers * other_extra_s
         tail_s = float(times.both_s[blocks[-1] + 1 - ends :].sum()) + ends * covers * other_extra_s
         through_s = times.total_s + self._again_s(pp, times, again) + self._cuts_s(candidate)

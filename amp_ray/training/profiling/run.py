@@ -432,10 +432,10 @@ def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
     copies = max(1, MEMORY_BYTES[ranks.device.type] // (BYTES_PER_ELEMENT * sum(sizes)))
     full, empty = [size * copies for size in sizes], [1] * len(sizes)
     passes = ACCUMULATION_PASSES + BUCKET_PASSES + UPDATE_PASSES[job.optimizer]
-    tasks = [_traffic(job, part, ranks, cuda=cuda) for part in (full, empty)]
-    full_s, empty_s = _alternating_s(tasks, cuda=cuda)
-    num_bytes, launches_s = float(passes * BYTES_PER_ELEMENT * sum(full)), 0.0 if cuda else empty_s
-    return num_bytes / max(full_s - launches_s, LEAST_TRAFFIC_FRACTION * full_s)
+    tasks = [_traffic(job, part, ranks, cuda=cuda) for part in ((full,) if cuda else (full, empty))]
+    full_s, *empty_s = _alternating_s(tasks, cuda=cuda)
+    num_bytes = float(passes * BYTES_PER_ELEMENT * sum(full))
+    return num_bytes / max(full_s - sum(empty_s), LEAST_TRAFFIC_FRACTION * full_s)
 
 
 def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Callable[[], None]:

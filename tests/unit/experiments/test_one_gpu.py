@@ -17,7 +17,6 @@ torch = pytest.importorskip("torch")
 
 import one_gpu  # noqa: E402
 from amp_ray.errors import InputError  # noqa: E402
-from amp_ray.training.clock import HostClock  # noqa: E402
 from gpu_measurements import (  # noqa: E402
     Bench,
     Row,
@@ -27,6 +26,7 @@ from gpu_measurements import (  # noqa: E402
     measure_layer,
     measure_step,
 )
+from support.cpu_machine import CpuMachine  # noqa: E402
 
 # Torch renamed collectives that older versions have by these names alone.
 pytestmark = [
@@ -51,34 +51,6 @@ PARAMETERS = 2 * 64 * 32 + 32 + 2 * (32 * (2 * 32 + 2 * 16) + 3 * 32 * 64 + 2 * 
 """Two tables, the last norm, and in each of two blocks attention, feed-forward part and norms."""
 
 
-class Host:
-    """A CPU; its peaks are made up."""
-
-    @property
-    def device(self) -> Any:  # noqa: ANN401 - torch's
-        return torch.device("cpu")
-
-    def clock(self) -> HostClock:
-        return HostClock()
-
-    def begin_peak(self) -> None:
-        pass
-
-    def peak(self) -> dict[str, int]:
-        return {"reserved": 1 << 20, "allocated": 1 << 19, "outside": 1 << 10}
-
-    def facts(self) -> dict[str, str | None]:
-        return {"name": "a CPU [x]"}
-
-
-class FullGpu(Host):
-    """A GPU without memory for anything."""
-
-    @property
-    def device(self) -> Any:  # noqa: ANN401 - torch's
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -86,7 +58,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def bench() -> Bench:
-    return Bench(machine=Host(), board="cpu")
+    return Bench(machine=CpuMachine(), board="cpu")
 
 
 def chosen() -> dict[str, Any]:
@@ -219,7 +191,7 @@ def test_all_that_is_chosen_is_predicted_and_survives_a_full_device(
     monkeypatch.setattr("gc.collect", lambda: 0)  # all of pytest's objects, 88 times
     rows = list[Row]()
     one_gpu.run(
-        one_gpu.tasks_of(Bench(machine=FullGpu(), board=board), chosen()),
+        one_gpu.tasks_of(Bench(machine=one_gpu.RecordedMachine(), board=board), chosen()),
         math.inf,
         lambda measured, _: rows.__setitem__(slice(None), measured),
     )
@@ -239,7 +211,9 @@ def test_all_that_is_chosen_is_predicted_and_survives_a_full_device(
 def test_sixteen_layers_are_chosen_at_four_degrees() -> None:
     entries = chosen()
     assert len(entries["layers"]) == 16
-    tasks = [name for name, _ in one_gpu.tasks_of(Bench(machine=Host(), board="H100"), entries)]
+    tasks = [
+        name for name, _ in one_gpu.tasks_of(Bench(machine=CpuMachine(), board="H100"), entries)
+    ]
     assert len([name for name in tasks if name.startswith("layer of")]) == 52
     # What comes first of each part is worth most.
     assert tasks[0].startswith("layer of llama-3-8b block")
@@ -283,7 +257,9 @@ def test_the_table_ends_with_the_medians_and_the_file_has_every_row(
     steps = [{"model": "tiny", "num_layers": 2}]
     tasks = one_gpu.tasks_of(bench, {**figures, "steps": steps})
     full = Setting(model="tiny", figures=TINY, num_layers=2, micro_batch_size=400_000)
-    tasks.append(("full", lambda: measure_step(Bench(machine=FullGpu(), board="cpu"), full)))
+    tasks.append(
+        ("full", lambda: measure_step(Bench(machine=one_gpu.RecordedMachine(), board="cpu"), full))
+    )
     one_gpu.measure_all(bench, tasks, tmp_path / "result.json", 9.0, "busy")
     record = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert (record["board"], record["note"], record["left_out"]) == ("cpu", "busy", [])
@@ -338,7 +314,7 @@ def test_the_command_measures_what_its_file_lists(
     listed = {"models": {"tiny": TINY}, "layers": [], "attention": [{"model": "tiny"}], "steps": []}
     (tmp_path / "listed.yaml").write_text(yaml.safe_dump(listed), encoding="utf-8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(one_gpu, "CudaMachine", Host)
+    monkeypatch.setattr(one_gpu, "CudaMachine", CpuMachine)
     monkeypatch.setattr(one_gpu, "CHOSEN", tmp_path / "listed.yaml")
     monkeypatch.setattr(one_gpu, "RESULTS", tmp_path)
     done = CliRunner().invoke(one_gpu.main, ["--device", "cpu", "--note", "quiet"])

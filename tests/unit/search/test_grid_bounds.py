@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -55,16 +56,20 @@ def test_no_way_to_share_layers_is_faster(seed: int) -> None:
         assert room.least_s() == pytest.approx(best_s)
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 2, 4, 8])
-@pytest.mark.parametrize("pp", [2, 4, 8])
-def test_no_pipeline_is_faster_than_its_bound(pp: int, num_micro_batches: int) -> None:
-    planner = AmpRayPlanner(experiment=experiment_from(EQUAL_STAGES))
-    candidate = Candidate(
+def pipeline(pp: int, num_micro_batches: int) -> Candidate:
+    return Candidate(
         micro_batch_size=8 // num_micro_batches,
         options=StageOptions(tp=1, dp=1),
         pp=pp,
         num_micro_batches=num_micro_batches,
     )
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 4, 8])
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_no_pipeline_is_faster_than_its_bound(pp: int, num_micro_batches: int) -> None:
+    planner = AmpRayPlanner(experiment=experiment_from(EQUAL_STAGES))
+    candidate = pipeline(pp, num_micro_batches)
     best = planner.plan(candidate)
     assert isinstance(best, Estimate)
     least_s = planner.chooser.least_s(candidate, np.inf)
@@ -101,13 +106,7 @@ def test_no_cuts_of_a_chain_are_faster(seed: int) -> None:
 def test_no_interleaved_pipeline_is_faster_than_its_bound(pp: int, num_micro_batches: int) -> None:
     planner = AmpRayPlanner(experiment=experiment_from(EQUAL_STAGES))
     for chunks in (2, 3, 4):
-        candidate = Candidate(
-            micro_batch_size=8 // num_micro_batches,
-            options=StageOptions(tp=1, dp=1),
-            pp=pp,
-            num_micro_batches=num_micro_batches,
-            virtual_stages=chunks,
-        )
+        candidate = replace(pipeline(pp, num_micro_batches), virtual_stages=chunks)
         best = planner.plan(candidate)
         assert isinstance(best, Estimate)
         least_s = planner.chooser.least_s(candidate, np.inf)

@@ -9,9 +9,9 @@ pytest.importorskip("deepspeed")
 
 import gpu_measurements  # noqa: E402
 from amp_ray.cost.model import CostModel  # noqa: E402
-from amp_ray.training.clock import HostClock  # noqa: E402
 from amp_ray.training.loop import timed_step  # noqa: E402
 from gpu_measurements import Bench, Setting, job_of, strategy_of, train  # noqa: E402
+from support.cpu_machine import CpuMachine  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* is deprecated. Please use:FutureWarning"),
@@ -28,26 +28,6 @@ BLOCKS = {
     "sequence_length": 8,
     "vocab_size": 8,
 }
-
-
-class Host:
-    """A CPU whose peaks nobody reads."""
-
-    @property
-    def device(self) -> Any:  # noqa: ANN401 - torch's
-        return torch.device("cpu")
-
-    def clock(self) -> HostClock:
-        return HostClock()
-
-    def begin_peak(self) -> None:
-        pass
-
-    def peak(self) -> dict[str, int]:
-        return {}
-
-    def facts(self) -> dict[str, str | None]:
-        return {}
 
 
 def live_bytes() -> dict[int, int]:
@@ -72,7 +52,7 @@ def test_states_between_micro_batches_are_those_that_a_rank_keeps(
         zero_stage=zero_stage,
         dp=dp,
     )
-    bench = Bench(machine=Host(), board="cpu")
+    bench = Bench(machine=CpuMachine(), board="cpu")
     experiment = bench.experiment(setting)
     strategy = strategy_of(experiment, setting)
     before, counted = live_bytes(), list[int]()
