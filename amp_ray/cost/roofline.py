@@ -364,7 +364,7 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
 
     Returns:
         Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each. If
-        products run within the kernel, the slower of traffic and products counts. A kernel whose
+        products run within the kernel, `fused_attention_phases` counts them. A kernel whose
         results the ranks add up (a look-up in a table that is divided by rows) processes all
         tokens, even under sequence parallelism.
     """
@@ -388,11 +388,37 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         beyond_s = samples * addressed_s(rank.device, constants)
         forward_s += op.addressed[0] * beyond_s
         backward_s += op.addressed[1] * beyond_s
-    if op.flops:
-        busy_s = samples * op.flops / attention_rate(op, rank.beside_fp8, constants)
-        forward_s = max(forward_s, busy_s)
-        backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS / FUSED_BACKWARD_RATE * busy_s)
-    return Phases(forward_s=forward_s, backward_s=backward_s)
+    phases = Phases(forward_s=forward_s, backward_s=backward_s)
+    return fused_attention_phases(op, rank, constants, phases) if op.flops else phases
+
+
+def fused_attention_phases(
+    op: Elementwise, rank: Rank, constants: Constants, traffic: Phases
+) -> Phases:
+    """Time attention as one kernel, whose products hide the traffic between them.
+
+    Multiprocessors take blocks of unequal work in no order of their lengths: they end apart, on
+    average by half of the longest block, and no pass is shorter than that block.
+
+    Args:
+        op: The kernel, per sample.
+        rank: Device, tp, micro-batch size, precision.
+        constants: Efficiencies.
+        traffic: Seconds of all that it reads and writes, and of its launches.
+    """
+    samples = rank.micro_batch_size / (rank.tp if op.sharded else 1)
+    rate = attention_rate(op, rank.beside_fp8, constants)
+    half_block_s = op.block_flops * rank.device.num_multiprocessors / rate / 2
+    forward_s = max(samples * op.flops / rate, half_block_s) + half_block_s
+    backward_s = FUSED_BACKWARD_PRODUCTS / FUSED_BACKWARD_RATE * forward_s
+    first_s, second_s = (
+        stream_s(samples * elements * rank.bytes_per_element, 0, rank.device, constants)
+        for elements in op.outer_elements
+    )
+    return Phases(
+        forward_s=max(traffic.forward_s, first_s + forward_s),
+        backward_s=max(traffic.backward_s, second_s + backward_s),
+    )
 
 
 def addressed_s(device: Device, constants: Constants) -> float:

@@ -50,6 +50,15 @@ CLAMPS_ADDRESSED: Final = (2, 5)
 """Elements that these kernels address one by one: the halves are strided, so both clamps and, in
 the backward pass, three comparisons and two choices between a gradient and 0."""
 
+ATTENTION_ROWS: Final = 128
+"""Queries of a block that one multiprocessor computes at a time (Shah et al., FlashAttention-3,
+arXiv:2407.08608, section 4.1; Dao, arXiv:2307.08691, section 3.3)."""
+
+SUM_TRAFFIC: Final = 5
+"""Traffic of the sums of the queries' gradients beside the products, in elements of half precision:
+zeros in single precision 2, reading the sums 2, writing the gradients 1. Kernels of cuDNN 9 on an
+H100: a memset, ``compute_dot_do_o``, ``flash_bprop``, ``convert_dq_to_16bits``."""
+
 ADDED_PER_STEP: Final = 3
 """Elements read and written to combine the results of two ring steps, per element."""
 
@@ -172,6 +181,12 @@ class Width(Kernels):
     def stream(self) -> int:
         """Elements of the residual stream, per sample."""
         return self.tokens * self.hidden
+
+    @property
+    def block_pairs(self) -> int:
+        """The most pairs of tokens that one multiprocessor computes, for a block of queries."""
+        reach = self.attended if self.sliding is None else min(self.sliding, self.attended)
+        return min(ATTENTION_ROWS, self.attending) * reach
 
     @property
     def scores(self) -> int:
@@ -530,18 +545,27 @@ def _heads(width: Width) -> Elementwise:
 
 
 def _fused_attention(width: Width) -> Elementwise:
-    """Return fused attention, one kernel that reads and saves queries, keys and values."""
+    """Return fused attention, one kernel that reads and saves queries, keys and values.
+
+    Each multiprocessor takes a block of queries, reads keys and values along its products, and
+    writes the result. In the backward pass it takes a block of keys and values, and adds to the
+    gradients of the queries in single precision; kernels before and after it multiply the result by
+    its gradient, write zeros for these sums, and round them (Dao, arXiv:2307.08691, algorithm 2).
+    """
     stream, key_values = width.attention_stream, width.key_values + width.values
     streams = stream + width.tokens * width.result_size
     read = key_values + 2 * width.context * width.key_value_size
+    outer = 2 * width.tokens * width.result_size + SUM_TRAFFIC * stream + 2 * read
     steps = 1 if width.gathers_context else width.cp
     result = width.tokens * width.result_size
     buffers = 2 * width.cp if width.gathers_context else RING_BUFFERS
     return Elementwise(
         name="attention",
         forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
-        backward_elements=2 * streams + 2 * read + ADDED_PER_STEP * (steps - 1) * stream,
+        backward_elements=outer + streams + ADDED_PER_STEP * (steps - 1) * stream,
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
+        block_flops=2.0 * width.block_pairs * (width.head_size + width.value_size),
+        outer_elements=(streams, outer),
         rate_fraction=width.attention_rate,
         head_size=width.head_size,
         native=width.native_attention,

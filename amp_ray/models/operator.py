@@ -78,7 +78,7 @@ class Elementwise:
     """Kernels counted by their memory traffic: norms, activations, softmax, dropout, look-ups.
 
     Attention as a single kernel belongs here too: its scores never reach the memory, and ``flops``
-    counts its products.
+    counts its products. `fused_attention_phases` times it.
     """
 
     name: str
@@ -88,6 +88,10 @@ class Elementwise:
     addressed: tuple[float, float] = (0.0, 0.0)
     flops: float = 0.0  # operations of matrix units in the forward pass, per sample
     rate_fraction: float = 1.0  # their rate relative to matrix products
+    # The same operations of the longest part of it that a single multiprocessor computes
+    block_flops: float = 0.0
+    # Elements of each pass's traffic before its first product or after its last, per sample
+    outer_elements: tuple[float, float] = (0.0, 0.0)
     head_size: int = 0  # of fused attention, whose rate on some boards was measured
     native: bool = False  # whether attention uses the board's own instructions
     num_kernels: int = 1  # kernels that are launched in the forward pass

@@ -69,8 +69,9 @@ def test_ranks_of_a_sequence_share_its_work_and_memory() -> None:
     alone, shared = (
         model.with_columns(model.estimate(strategy(tp=4, cp=cp, dp=16 // cp))) for cp in (1, 8)
     )
-    # As much work for all: half of the samples at a time, each by eight ranks.
-    assert parts(shared).compute_s == pytest.approx(parts(alone).compute_s, rel=0.03)
+    # As much work for all: half of the samples at a time, each by eight ranks. Their blocks of
+    # attention are as long as those of whole samples, and end apart in each of them.
+    assert parts(shared).compute_s == pytest.approx(parts(alone).compute_s, rel=0.06)
     assert not alone.feasible
     assert shared.feasible
     assert shared.strategy == strategy(tp=4, cp=8, dp=2)

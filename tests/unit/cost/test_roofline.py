@@ -172,6 +172,44 @@ def test_products_within_a_kernel_count_where_they_take_longer_than_its_traffic(
     assert heavy.backward_s == pytest.approx(2.5 * 73 / 63 * heavy.forward_s)
 
 
+def test_blocks_of_attention_end_apart_by_half_of_the_longest(
+    rank: Rank, constants: Constants
+) -> None:
+    rate = rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction
+    longest_s = 1e25 * rank.device.num_multiprocessors / rate
+
+    def forward_s(flops: float) -> float:
+        op = Elementwise(
+            name="attention", forward_elements=0, backward_elements=0, flops=flops, block_flops=1e25
+        )
+        phases = elementwise_phases(op, rank, constants)
+        assert phases.backward_s == pytest.approx(2.5 * 73 / 63 * phases.forward_s)
+        return phases.forward_s
+
+    work_s = 1e30 * rank.micro_batch_size / rate
+    assert forward_s(1e30) == pytest.approx(work_s + longest_s / 2)
+    assert forward_s(1e20) == pytest.approx(longest_s)  # fewer blocks than multiprocessors
+
+
+def test_traffic_around_the_products_of_attention_is_not_hidden(
+    rank: Rank, constants: Constants
+) -> None:
+    ten_s = 10 * rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction
+    op = Elementwise(
+        name="attention",
+        forward_elements=500,
+        backward_elements=1000,
+        flops=ten_s / rank.micro_batch_size,
+        outer_elements=(250, 750),
+    )
+    traffic = elementwise_phases(replace(op, flops=0.0), rank, constants)
+    assert traffic == Phases(forward_s=1.0, backward_s=2.0)
+    both = elementwise_phases(op, rank, constants)
+    assert both.forward_s == pytest.approx(10 + 0.5)
+    assert both.backward_s == pytest.approx(2.5 * 73 / 63 * 10 + 1.5)
+    assert elementwise_phases(replace(op, flops=1e-9), rank, constants) == traffic
+
+
 @pytest.mark.parametrize(
     ("board", "head_size", "kernel", "rate_fraction", "tflops"),
     [
