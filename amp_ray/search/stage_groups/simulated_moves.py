@@ -409,8 +409,9 @@ class Moves:
                     pairs = zip(moved, options, strict=True)
                     able = tuple(use._replace(options=option) for use, option in pairs)
                     yield able, batch // sum(able[0].shares)
-        for able in self._with_other_zero(layout, memory_scale):
-            yield able, batch // sum(able[0].shares)
+        if self._within_limits(layout):
+            for able in self._with_other_zero(layout, memory_scale):
+                yield able, batch // sum(able[0].shares)
 
     @memoised
     def _with_one_zero(self, stages: tuple[StageOptions, ...]) -> tuple[list[StageOptions], ...]:
