@@ -536,10 +536,15 @@ class Moves:
         """Change the ZeRO setting, and all that depends on the memory which it leaves.
 
         That is the size of a micro-batch, whose samples replicas have by speed or as many as fit,
-        and recompute where it is open: as little as then fits.
+        and recompute where it is open: as little as then fits. Choosing it takes longer, so then
+        only the next smaller and larger size are tried.
         """
         batch, before = self.experiment.global_batch_size, sum(layout[0].shares)
-        for size in (size for size in range(1, batch + 1) if batch % size == 0):
+        sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+        if self.experiment.recompute == AUTO:
+            place = sizes.index(before)
+            sizes = sizes[max(0, place - 1) : place + 2]
+        for size in sizes:
             resized: Changed = layout
             if size != before:
                 resized = tuple(self._spread(use, use.devices, size=size) for use in layout)
