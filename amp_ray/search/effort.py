@@ -129,8 +129,8 @@ class SearchEffort:
     """Devices of the plans simulated for all of them, then again for the better half, and so on."""
     near_moved_fraction: float = 0.1
     """Plans that are slower than the best one by at most this fraction are moved too."""
-    near_climbed_fraction: float = 0.01
-    """The same for the plans whose cuts are moved."""
+    near_climbed_fraction: float = 0.05
+    """The same for the plans whose cuts are moved, which was seen to make one up to 6 % faster."""
     max_climbed_stages_of_moves: int = 100
     """Stages simulated while the cuts of a moved plan are moved."""
 

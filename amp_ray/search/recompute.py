@@ -76,11 +76,14 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     return min(fitting, key=leader_order) if fitting else _roomiest(whole, strategy)
 
 
-def with_least_recompute(cost_model: CostModel, strategy: Strategy) -> list[Estimate]:
-    """Choose cuts and recompute for the whole memory: what fits may be risky, and faster."""
+def with_least_recompute(
+    cost_model: CostModel, strategy: Strategy, memory_scale: float = 1.0
+) -> list[Estimate]:
+    """Choose cuts and recompute for a part of the memory: with all of it, a plan may be risky."""
     stages = PlacedStages.of_strategy(strategy)
     choose = _way_to_choose(cost_model)
-    return choose(RecomputeSearch(cost_model=cost_model, stages=stages), strategy)
+    search = RecomputeSearch(cost_model=cost_model, stages=stages, memory_scale=memory_scale)
+    return choose(search, strategy)
 
 
 def with_safe_cuts(cost_model: CostModel, plan: Estimate) -> Estimate:

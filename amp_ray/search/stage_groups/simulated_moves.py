@@ -239,7 +239,7 @@ class SimulatedSearch:
     def _wait(self, plan: Estimate) -> None:
         """Keep a plan whose moves are to be tried."""
         self.note(plan)
-        moves = self.moves.of(layout_of(plan.strategy))
+        moves = self.moves.of(layout_of(plan.strategy), self._memory_scale)
         self.num_moved += 1
         heappush(self.waiting, (plan.iteration_time_s, self.num_moved, plan, moves))
 
@@ -274,8 +274,7 @@ class SimulatedSearch:
             self.too_slow_s[key] = least_s
             return None
         experiment = self.moves.experiment
-        scale = safe_memory_fraction(experiment.constants) if self.only_safe else 1.0
-        every = [best_bounds(experiment, costs, self.effort, memory_scale=scale)]
+        every = [best_bounds(experiment, costs, self.effort, memory_scale=self._memory_scale)]
         every += [bounds for bounds in kept_bounds(layout, moved) if bounds not in every]
         least = {bounds: model.least_s(costs, bounds, limit_s) for bounds in every}
         near = [bounds for bounds in every if least[bounds] <= limit_s]
@@ -298,12 +297,18 @@ class SimulatedSearch:
 
     def climb(self, plan: Estimate) -> Estimate:
         """Move the cuts of a plan as long as that makes it faster."""
+        self.spare -= self.effort.devices_of_plan + len(plan.strategy.placement)
         return climb(
             self.moves.cost_model,
             plan,
             most_stages=self.effort.max_climbed_stages_of_moves,
             counts=self._counts,
         )
+
+    @property
+    def _memory_scale(self) -> float:
+        """Part of every device's memory that plans may need."""
+        return safe_memory_fraction(self.moves.experiment.constants) if self.only_safe else 1.0
 
     def _counts(self, plan: Estimate) -> bool:
         return plan.feasible and not (self.only_safe and is_risky(plan))
@@ -373,20 +378,25 @@ class Moves:
         path = [node for node, _ in groupby(chain.from_iterable(rows))]
         return strategy.pp, self._places(path)
 
-    def of(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
-        """Yield the neighbours of a layout: their stages and numbers of micro-batches."""
+    def of(self, layout: Layout, memory_scale: float = 1.0) -> Iterator[tuple[Layout, int]]:
+        """Yield the neighbours of a layout: their stages and numbers of micro-batches.
+
+        Moves that seldom make a plan faster come last. Only those that choose recompute for what
+        memory there is look at ``memory_scale``, by which every device's memory is multiplied.
+        """
         moves = (
             self._resized,
             self._other_degrees,
             self._joined,
             self._without_replica,
-            self._device_moves,
+            self._begun,
+            self._with_other_options,
             self._split,
             self._reordered,
+            self._device_moves,
+            self._exchanged,
             self._reshared,
             self._shifted,
-            self._with_other_options,
-            self._exchanged,
         )
         batch = self.experiment.global_batch_size
         shards = any(use.options.dp > 1 for use in layout)
@@ -399,6 +409,9 @@ class Moves:
                     pairs = zip(moved, options, strict=True)
                     able = tuple(use._replace(options=option) for use, option in pairs)
                     yield able, batch // sum(able[0].shares)
+        if self._within_limits(layout):
+            for able in self._with_other_zero(layout, memory_scale):
+                yield able, batch // sum(able[0].shares)
 
     @memoised
     def _with_one_zero(self, stages: tuple[StageOptions, ...]) -> tuple[list[StageOptions], ...]:
@@ -408,11 +421,22 @@ class Moves:
     def _with_every_zero(self, stages: tuple[StageOptions, ...]) -> tuple[list[StageOptions], ...]:
         return with_every_zero(self.experiment, stages)
 
+    def _begun(self, layout: Layout) -> Iterator[Changed]:
+        """Make a stage of resting devices of one node, beside the stages or instead of one."""
+        parts = self._parts(self._resting(layout))
+        for moved, tp, at in product(parts, self.tps, range(len(layout) + 1)):
+            begun = self._spread(layout[min(at, len(layout) - 1)], moved, tp)
+            yield (*layout[:at], begun, *layout[at:])
+            yield (*layout[:at], begun, *layout[at + 1 :])
+
+    def _resting(self, layout: Layout) -> list[int]:
+        """Return the devices that no stage uses."""
+        used = {device for use in layout for device in use.devices}
+        return [device for device in self._devices if device not in used]
+
     def _device_moves(self, layout: Layout) -> Iterator[Changed]:
         """Move devices of one node from a stage to another, let some rest, or use resting ones."""
-        used = {device for use in layout for device in use.devices}
-        resting = [device for device in self._devices if device not in used]
-        for moved in self._parts(resting):
+        for moved in self._parts(self._resting(layout)):
             for target in range(len(layout)):
                 for use in self._refitted(layout[target], (*layout[target].devices, *moved)):
                     yield _with(layout, {target: use})
@@ -508,6 +532,51 @@ class Moves:
                 use._replace(options=options) for use, options in zip(layout, changed, strict=True)
             )
 
+    def _with_other_zero(self, layout: Layout, memory_scale: float) -> Iterator[Layout]:
+        """Change the ZeRO setting, and all that depends on the memory which it leaves.
+
+        That is the size of a micro-batch, whose samples replicas have by speed or as many as fit,
+        and recompute where it is open: as little as then fits. Choosing it takes longer, so then
+        only the next smaller and larger size are tried.
+        """
+        batch, before = self.experiment.global_batch_size, sum(layout[0].shares)
+        sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+        if self.experiment.recompute == AUTO:
+            place = sizes.index(before)
+            sizes = sizes[max(0, place - 1) : place + 2]
+        for size in sizes:
+            resized: Changed = layout
+            if size != before:
+                resized = tuple(self._spread(use, use.devices, size=size) for use in layout)
+            every = tuple(use for use in resized if use is not None)
+            if len(every) < len(layout):
+                continue
+            for stages in self._with_every_zero(tuple(use.options for use in every)):
+                pairs = zip(every, stages, strict=True)
+                able = tuple(use._replace(options=options) for use, options in pairs)
+                fitting = [self._within_memory(use, len(able), memory_scale) for use in able]
+                for row in dict.fromkeys((able, tuple(filter(None, fitting)))):
+                    if len(row) == len(able):
+                        yield from self._least_recompute(row, memory_scale)
+
+    def _least_recompute(self, layout: Layout, memory_scale: float) -> list[Layout]:
+        """Return a layout, with as little recompute as the memory allows if that is open."""
+        if self.experiment.recompute != AUTO:
+            return [layout]
+        plain = tuple(
+            use._replace(options=replace(use.options, recompute=NO_RECOMPUTE)) for use in layout
+        )
+        return self._recomputed(plain, memory_scale)
+
+    @memoised
+    def _recomputed(self, layout: Layout, memory_scale: float) -> list[Layout]:
+        """Return a layout with as little recompute as the memory allows, in a few ways."""
+        num_steps = self.experiment.global_batch_size // sum(layout[0].shares)
+        cuts = *range(len(layout)), self.experiment.model.num_layers  # stand for any cuts
+        strategy = strategy_of(layout, num_steps, cuts)
+        fitting = with_least_recompute(self.cost_model, strategy, memory_scale)
+        return [layout_of(plan.strategy) for plan in fitting]
+
     def _exchanged(self, layout: Layout) -> Iterator[Changed]:
         """Exchange devices of two nodes between two stages."""
         for one, other in combinations(range(len(layout)), 2):
@@ -552,14 +621,14 @@ class Moves:
                 for at in range(len(layout) + 1):
                     yield (*smaller[:at], alone, *smaller[at:])
 
-    def _within_memory(self, use: Use, num_stages: int) -> Use | None:
+    def _within_memory(self, use: Use, num_stages: int, memory_scale: float = 1.0) -> Use | None:
         """Return a stage whose replicas have no more samples than fit, with equal stages.
 
         The samples are again divided by speed; None if too few fit.
         """
         options, size = use.options, sum(use.shares)
         most = tuple(
-            self._most_samples(types, options, num_stages, size)
+            self._most_samples(types, options, num_stages, size, memory_scale)
             for types in self._types_of(use.replicas)
         )
         if sum(most) < size or not all(most):
@@ -568,11 +637,17 @@ class Moves:
 
     @memoised
     def _most_samples(
-        self, types: tuple[int, ...], options: StageOptions, num_stages: int, size: int
+        self,
+        types: tuple[int, ...],
+        options: StageOptions,
+        num_stages: int,
+        size: int,
+        memory_scale: float,
     ) -> int:
         """Return how many of ``size`` samples fit on a replica that has an equal part of layers."""
         model, experiment = self.cost_model, self.experiment
-        limit = min(experiment.cluster.device_types[kind].memory_bytes for kind in types)
+        least = min(experiment.cluster.device_types[kind].memory_bytes for kind in types)
+        limit = memory_scale * least
         end = math.ceil(experiment.model.num_layers / num_stages)
 
         def fits(samples: int) -> bool:
