@@ -200,8 +200,9 @@ def climb(
     *,
     most_stages: int = EFFORT.max_climbed_stages,
     counts: Callable[[Estimate], bool] | None = None,
+    steps: Sequence[int] = (1,),
 ) -> Estimate:
-    """Shift neighbouring cuts together by one layer until no shift makes the plan faster.
+    """Shift neighbouring cuts together by as many layers until no shift makes the plan faster.
 
     Args:
         cost_model: Cost model of the experiment.
@@ -209,6 +210,7 @@ def climb(
         most_stages: Limit on simulated stages, summed over all cuts.
         counts: Whether a plan may take the place of a slower one; by default one that fits may,
             unless it is likelier to run out of memory.
+        steps: Numbers of layers; the next is tried where all shifts by those before are slower.
 
     Returns:
         An estimate on the same devices, never slower.
@@ -218,9 +220,10 @@ def climb(
     costs = cost_model.stage_costs(PlacedStages.of_strategy(start.strategy))
     best, seen = start, {start.strategy.bounds}
     remaining = most_stages // start.strategy.pp
-    while True:
+    number = 0
+    while number < len(steps):
         higher = best
-        for bounds in _shifted(best.strategy.bounds):
+        for bounds in _shifted(best.strategy.bounds, steps[number]):
             if bounds in seen:
                 continue
             if not remaining:
@@ -235,17 +238,17 @@ def climb(
                 able = counts(estimate) and speed(estimate)[1] < speed(higher)[1]
             if able:
                 higher = estimate
-        if higher is best:
-            return best
+        number = number + 1 if higher is best else 0
         best = higher
+    return best
 
 
-def _shifted(bounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield all bounds with neighbouring cuts moved by one layer; single cuts first."""
+def _shifted(bounds: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
+    """Yield all bounds with neighbouring cuts moved by ``size`` layers; single cuts first."""
     num_cuts = len(bounds) - 2
     for length in range(1, num_cuts + 1):
         for first in range(1, num_cuts + 2 - length):
-            for step in (-1, 1):
+            for step in (-size, size):
                 moved = (bound + step for bound in bounds[first : first + length])
                 shifted = (*bounds[:first], *moved, *bounds[first + length :])
                 if all(start < end for start, end in pairwise(shifted)):

@@ -303,6 +303,7 @@ class SimulatedSearch:
             plan,
             most_stages=self.effort.max_climbed_stages_of_moves,
             counts=self._counts,
+            steps=(1, 2, 4),
         )
 
     @property

@@ -114,6 +114,17 @@ def test_the_summit_has_no_faster_neighbour() -> None:
     assert summit.iteration_time_s <= min(times)
 
 
+def test_cuts_move_by_more_layers_where_single_ones_are_slower() -> None:
+    cost_model = mixed_cost_model()
+    start = estimated(cost_model, BOUNDS)
+    by_two = climb(cost_model, start, steps=(2,))
+    moved = [new - old for old, new in zip(BOUNDS, by_two.strategy.bounds, strict=True)]
+    assert any(moved)
+    assert all(layers % 2 == 0 for layers in moved)
+    single = climb(cost_model, by_two)
+    assert climb(cost_model, by_two, steps=(1, 2)).iteration_time_s <= single.iteration_time_s
+
+
 def test_devices_stay() -> None:
     cost_model = mixed_cost_model()
     strategy = Strategy.uniform(mixed_candidate(dp=2), BOUNDS, (2, 3, 0, 1, 4, 5))

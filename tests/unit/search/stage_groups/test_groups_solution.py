@@ -149,8 +149,12 @@ def test_stages_that_only_fit_with_more_layers_are_left_out() -> None:
     again = replace(candidate(plain, 8), options=StageOptions(tp=1, dp=1, recompute=FULL))
     solution = solve_groups(groups, again)
     first = groups.cost_model.estimate(solution.leaders[0])
-    assert first.feasible
-    assert [stage.end_layer for stage in first.strategy.stages] == [2, 7]
+    cuts = [
+        groups.cost_model.estimate(first.strategy.with_bounds((0, end, 7))) for end in range(1, 7)
+    ]
+    assert [plan.feasible for plan in cuts] == [True, True, False, True, False, False]
+    fastest = min((plan for plan in cuts if plan.feasible), key=lambda plan: plan.iteration_time_s)
+    assert first == fastest
 
 
 def test_a_candidate_that_fits_nowhere_tells_what_it_needs(two_kinds: Experiment) -> None:

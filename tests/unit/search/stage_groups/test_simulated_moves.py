@@ -304,7 +304,7 @@ def test_cuts_of_plans_near_the_best_are_moved() -> None:
     good = model.estimate(Strategy.of_groups((0, 6, 16, 19, 22, 27), stages, num_micro_batches=8))
     by_form = model.estimate(good.strategy.with_bounds((0, 6, 15, 18, 21, 27)))
     assert good.feasible
-    assert by_form.iteration_time_s > 1.04 * good.iteration_time_s
+    assert by_form.iteration_time_s > 1.01 * good.iteration_time_s
     moved = moved_plans(model, (1,), [by_form], replace(EFFORT, max_moved_devices=0))
     assert min(plan.iteration_time_s for plan in moved) <= good.iteration_time_s
 
