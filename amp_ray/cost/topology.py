@@ -148,9 +148,18 @@ class Topology:
         if isinstance(groups, np.ndarray):
             if groups.shape[1] == 1:
                 return Rings(paths=(NO_RING,), index=(0,) * len(groups))
-            if self.cluster.is_even and not self.cluster.has_host_links:
-                return self._even_rings(groups.shape, groups.tobytes())
-            groups = groups.tolist()
+            even = self.cluster.is_even and not self.cluster.has_host_links
+            of_array = self._even_rings if even else self._uneven_rings
+            return of_array(groups.shape, groups.tobytes())
+        return self._rings(groups)
+
+    @memoised
+    def _uneven_rings(self, shape: tuple[int, ...], content: bytes) -> Rings:
+        """Return `rings` for the devices of an array: candidates with the same degrees share it."""
+        return self._rings(np.frombuffer(content, np.int64).reshape(shape).tolist())
+
+    def _rings(self, groups: Sequence[Sequence[int]]) -> Rings:
+        """Compute the result of `rings` group by group."""
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
         node_of_device = self.cluster.node_of_device

@@ -109,7 +109,7 @@ class GridBounds:
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _times: dict[tuple[object, ...], LayerTimes] = field(init=False, default_factory=dict)
-    _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
+    _exchanges: dict[tuple[int, ...], tuple[Path, ...]] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _even: dict[Candidate, float] = field(init=False, default_factory=dict)
     _roomy: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
@@ -535,47 +535,53 @@ class GridBounds:
     def _key(self, candidate: Candidate) -> tuple[object, ...]:
         """Return what the times of a candidate's layers depend on."""
         options = candidate.options
-        exchange = self._least_exchange(options)
-        return _DIVIDED(options), options.recompute.kind, candidate.micro_batch_size, exchange
+        paths = self._exchange_paths(candidate)
+        return _DIVIDED(options), options.recompute.kind, candidate.micro_batch_size, paths
 
     def _layer_s(self, candidate: Candidate) -> FloatArray:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
         key, options = self._key(candidate), candidate.options
         if key not in self._tables:
             tables, samples = self.tables.time_tables, candidate.micro_batch_size
-            exchange = self._least_exchange(options)
             layers_s = np.diff(
                 [
-                    tables.table((kind,), ring, options, samples, exchange)[0][:2]
+                    [
+                        tables.table((kind,), ring, options, samples, path)[0][:2]
+                        for path in self._exchange_paths(candidate)
+                    ]
                     for kind, ring in self._units(candidate.options.tp)
                 ],
-                axis=2,
+                axis=3,
             )
-            self._tables[key] = layers_s + self._exchange_s(candidate)
+            self._tables[key] = layers_s.min(axis=1) + self._exchange_s(candidate)
         return self._tables[key]
 
-    def _least_exchange(self, options: StageOptions) -> Path:
-        """Return the fastest path that a stage's expert all-to-alls can use.
+    def _exchange_paths(self, candidate: Candidate) -> tuple[Path, ...]:
+        """Return the different paths of the stages' expert all-to-alls.
 
-        In the uniform space, on equal nodes that stages fill or share evenly, all stages have the
-        path of the first one. Otherwise assume a path that takes no time.
+        Uniform candidates that use all devices have them in hostfile order, which decides the path
+        of each stage; it is the same for all where they fill or share equal nodes evenly. Otherwise
+        assume a path that takes no time.
         """
-        experiment, size = self.cost_model.experiment, options.num_ranks
-        if options.ep == 1 or experiment.space != "uniform" or not experiment.cluster.is_even:
-            return NO_RING
-        slots = experiment.cluster.nodes[0].num_slots
-        if size % slots and slots % size:
-            return NO_RING
-        key = options.tp, options.dp, options.ep, options.expert_tp
+        experiment, options, pp = self.cost_model.experiment, candidate.options, candidate.pp
+        if options.ep == 1 or experiment.space != "uniform":
+            return (NO_RING,)
+        size, slots = options.num_ranks, experiment.cluster.nodes[0].num_slots
+        if experiment.cluster.is_even and not (size % slots and slots % size):
+            pp = 1
+        elif size * pp != experiment.cluster.num_devices:
+            return (NO_RING,)
+        key = options.tp, options.dp, options.ep, options.expert_tp, pp
         if key not in self._exchanges:
             stages = PlacedStages(
-                options=(options,),
-                devices=np.arange(size),
-                shares=((1,) * options.dp,),
+                options=(options,) * pp,
+                devices=np.arange(size * pp),
+                shares=((1,) * options.dp,) * pp,
                 num_micro_batches=1,
             )
             times = self.tables.time_tables
-            self._exchanges[key] = stages.exchanges(times.topology, times.copies)[0]
+            paths = stages.exchanges(times.topology, times.copies)
+            self._exchanges[key] = tuple(dict.fromkeys(paths))
         return self._exchanges[key]
 
     def _exchange_s(self, candidate: Candidate) -> FloatArray:
