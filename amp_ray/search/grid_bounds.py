@@ -110,7 +110,9 @@ class GridBounds:
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _times: dict[tuple[object, ...], LayerTimes] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], tuple[Path, ...]] = field(init=False, default_factory=dict)
-    _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
+    _cuts: dict[tuple[int, int, bool], tuple[float, float]] = field(
+        init=False, default_factory=dict
+    )
     _even: dict[Candidate, float] = field(init=False, default_factory=dict)
     _roomy: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
@@ -486,12 +488,18 @@ class GridBounds:
 
     def _cut_s(self, candidate: Candidate) -> tuple[float, float]:
         """Return the least time of both messages of a cut inside a node, and between nodes."""
-        key = candidate.options.tp, candidate.micro_batch_size
+        options = candidate.options
+        key = options.tp, candidate.micro_batch_size, options.sequence_parallel
         if key not in self._cuts:
             self._cuts[key] = self._least_cuts_s(*key)
         return self._cuts[key]
 
-    def _least_cuts_s(self, tp: int, samples: int) -> tuple[float, float]:
+    def _least_cuts_s(
+        self,
+        tp: int,
+        samples: int,
+        divided: bool,  # noqa: FBT001 - part of a key
+    ) -> tuple[float, float]:
         """Compute the result of `_cut_s`; infinite if no such cut is possible."""
         model = self.tables.messages
         topology, links = self.cost_model.topology, model.topology.links
@@ -508,7 +516,8 @@ class GridBounds:
                 continue
             slowest = np.array([[[1.0, steps.min(), samples / rates.max(), 0.0]]])
             gathers = np.zeros((1, 1, 2)) if model.slices else None
-            both = model.messages(np.array([[tp, tp]]), slowest, gathers).everywhere()
+            pair, is_divided = np.array([[tp, tp]]), np.array([int(divided)])
+            both = model.messages(pair, slowest, gathers, is_divided).everywhere()
             least_s.append(float(both[0, 1:-1].min(initial=np.inf)))
         return least_s[0], least_s[1]
 

@@ -9,6 +9,9 @@ from amp_ray.partition.kernels import least_chain_s
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.grid_bounds import WholeLayers
 from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import AUTO_ZERO, NO_ZERO, Zero
 from support.experiments import experiment_from
 
 EQUAL_STAGES = """\
@@ -111,3 +114,49 @@ def test_no_interleaved_pipeline_is_faster_than_its_bound(pp: int, num_micro_bat
         assert isinstance(best, Estimate)
         least_s = planner.chooser.least_s(candidate, np.inf)
         assert 0.5 * best.iteration_time_s < least_s <= best.iteration_time_s
+
+
+UNEVEN_EXPERTS = """\
+name: experts on uneven nodes
+model: {family: llama, num_layers: 8, hidden_size: 1024, num_heads: 8, sequence_length: 2048,
+        vocab_size: 4096, num_experts: 8, experts_per_token: 2, expert_feed_forward_size: 2048}
+cluster:
+  nodes:
+    - {count: 2, device: A100-40, slots: 6, inter_gbit_per_s: 20}
+    - {device: A100-40, slots: 4, inter_gbit_per_s: 20}
+global_batch_size: 32
+runtime: megatron-core
+recompute: auto
+zero_stage: auto
+"""
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "ep"), [(1, 8, 1), (1, 8, 4), (2, 4, 2), (1, 4, 4), (2, 2, 1)]
+)
+def test_no_plan_of_a_larger_space_is_faster(tp: int, dp: int, ep: int) -> None:
+    """Estimate all sizes of stages, with every number of recomputed blocks and ZeRO setting."""
+    planner = AmpRayPlanner(experiment=experiment_from(UNEVEN_EXPERTS))
+    pp = 16 // (tp * dp)
+    options = StageOptions(tp=tp, dp=dp, ep=ep, etp=1 if ep > 1 else 0, sequence_parallel=tp > 1)
+    for chunks, samples in product((1, 2) if pp == 4 else (1, 2, 3, 4), (1, 2)):
+        grid = Candidate(
+            micro_batch_size=samples,
+            options=options,
+            pp=pp,
+            num_micro_batches=32 // (dp * samples),
+            virtual_stages=chunks,
+        )
+        best_s = np.inf
+        for cuts, again in product(combinations(range(1, 8), pp - 1), range(3)):
+            bounds = (0, *(1 + cut for cut in cuts), 11)
+            if chunks > 1 and min(np.diff((0, *cuts, 8))) < chunks:
+                continue
+            recompute = Recompute(kind="full", layers=again) if again else NO_RECOMPUTE
+            for zero in (NO_ZERO, Zero(stage=1)):
+                changed = replace(grid, options=replace(options, recompute=recompute, zero=zero))
+                plan = planner.cost_model.estimate(Strategy.uniform(changed, bounds))
+                best_s = min(best_s, plan.iteration_time_s if plan.feasible else np.inf)
+        auto = replace(grid, options=replace(options, recompute=AUTO, zero=AUTO_ZERO))
+        least_s = planner.chooser.least_s(auto, np.inf)
+        assert 0 < least_s <= best_s
