@@ -152,6 +152,8 @@ def test_breakdown_adds_up_and_has_no_negative_part(case: Case) -> None:
 
 @given(cases(), st.floats(0.1, 10))
 def test_scaling_every_rate_and_delay_scales_the_time(case: Case, factor: float) -> None:
+    # by another name, without the measured rate of attention
+    case = on_devices(case, lambda device: replace(device, name=f"{device.name} elsewhere"))
     faster = on_devices(case, lambda device: sped_up(device, factor, RATES))
     faster = on_nodes(
         faster,

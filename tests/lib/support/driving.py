@@ -23,7 +23,7 @@ from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerSettings, TunerState, begin
 from amp_ray.tuner.unexpected import Surprise
-from support.experiments import small_experiment
+from support.experiments import SLOW_HOST, small_experiment
 
 Answer = Callable[[Task, int], Outcome | Fault | None]
 """Returns the outcome of an attempt on a group."""
@@ -51,8 +51,8 @@ def task_of(
 
 @functools.cache
 def small_ranking() -> tuple[Experiment, Ranking]:
-    """Return the small experiment and the planner's ranking of it."""
-    experiment = small_experiment()
+    """Return the small experiment on slow hosts and the planner's ranking of it."""
+    experiment = small_experiment(SLOW_HOST)
     planner = AmpRayPlanner(experiment=experiment)
     return experiment, search_candidates(planner, candidates_of(experiment), workers=ALONE)
 

@@ -33,6 +33,11 @@ cluster:
 global_batch_size: 8
 """
 """Experiment with four T4 on two nodes, analytic layer times, and the default runtime."""
+SLOW_HOST = (
+    "global_batch_size: 8\n",
+    "global_batch_size: 8\nconstants: {host_s_per_iteration: 0.015}\n",
+)
+"""Part of `SMALL` and its replacement with which its strategies are nearly equally fast."""
 LONG = """\
 name: long
 model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,

@@ -2,14 +2,14 @@ import pytest
 
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
-from support.experiments import small_experiment
+from support.experiments import SLOW_HOST, small_experiment
 from support.planted import Plant, planted_observations, small_strategies
 
 
 @pytest.fixture(scope="package")
 def small() -> Experiment:
-    """Four T4, small GPT."""
-    return small_experiment()
+    """Four T4 on slow hosts, small GPT."""
+    return small_experiment(SLOW_HOST)
 
 
 @pytest.fixture(scope="package")

@@ -149,7 +149,8 @@ def test_where_nothing_fits_the_message_says_what_recompute_would_do(
 def test_safe_ties_come_first_in_json_too(
     amp_ray: Run, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--set", "cluster.nodes.0.memory_gib=2.85", "--all", "--json")
+    slow_host = ("--set", "constants.host_s_per_iteration=0.015")  # so that strategies are near
+    options = ("--set", "cluster.nodes.0.memory_gib=2.85", *slow_host, "--all", "--json")
 
     def ties(risky_probability: float) -> list[dict[str, Any]]:
         monkeypatch.setattr("amp_ray.search.ranking.RISKY_PROBABILITY", risky_probability)

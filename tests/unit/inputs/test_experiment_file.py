@@ -101,7 +101,7 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
         ("", "zero_stage", 0),
         ("", "recompute.kind", "none"),
         ("", "traits.name", "deepspeed"),
-        ("", "constants", Constants()),
+        ("", "constants", Constants(host_s_per_iteration=0.002)),  # of its runtime
         ("", "limits.micro_batch_sizes", None),
         ("", "host_groups", (("node0", "node1"),)),
         *(

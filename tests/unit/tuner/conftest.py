@@ -11,14 +11,14 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
-from support.experiments import small_experiment
+from support.experiments import SLOW_HOST, small_experiment
 from support.replaying import Answers, answers
 
 
 @pytest.fixture(scope="package")
 def small() -> Experiment:
-    """Four T4, small GPT: sixteen strategies."""
-    return small_experiment()
+    """Four T4 on slow hosts, small GPT: sixteen strategies, some of them nearly equal."""
+    return small_experiment(SLOW_HOST)
 
 
 @pytest.fixture(scope="package")
