@@ -187,7 +187,8 @@ class SimulatedSearch:
     num_moved: int = 0  # plans whose moves were or are tried
     spare: int  # devices of the plans that may still be simulated
     seen: set[object] = field(default_factory=set)  # keys of the layouts, by `Moves.key`
-    climbed: set[object] = field(default_factory=set)  # rounded times of plans with moved cuts
+    # Rounded times and options of plans with moved cuts: alike plans on like devices have the same
+    climbed: set[object] = field(default_factory=set)
     # Lower bounds of the layouts that were too slow, by `Moves.key`; less memory makes none faster
     too_slow_s: dict[object, float] = field(default_factory=dict)
     # Plans whose moves are not all tried: time, number of the plan, its moves
@@ -288,10 +289,10 @@ class SimulatedSearch:
             return None
         plan = min(plans, key=self._order)
         near_s = self.best.iteration_time_s * (1 + self.effort.near_climbed_fraction)
-        time_key = leader_order(plan)[1]
-        if plan.iteration_time_s > near_s or time_key in self.climbed:
+        kind = leader_order(plan)[1], tuple(use.options for use in layout)
+        if plan.iteration_time_s > near_s or kind in self.climbed:
             return plan
-        self.climbed.add(time_key)
+        self.climbed.add(kind)
         self.note(plan)  # a faster one may be risky
         return self.climb(plan)
 

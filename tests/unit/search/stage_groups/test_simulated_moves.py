@@ -26,7 +26,7 @@ from amp_ray.search.stage_groups.simulated_moves import (
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy
-from amp_ray.strategies.zero import Zero
+from amp_ray.strategies.zero import NO_ZERO, Zero
 from support.annealing_oracle import Annealing
 from support.experiments import experiment_from
 from support.small_clusters import small_cluster
@@ -294,6 +294,22 @@ def test_moves_to_another_zero_setting_recompute_no_more_than_then_fits() -> Non
             if again is not None:
                 less = replace(options, recompute=Recompute(kind="full", layers=again - 1))
                 assert not is_able(less, shares, safe=scale < 1)
+
+
+def test_cuts_are_moved_with_every_zero_setting() -> None:
+    experiment = small_cluster(1220)
+    model = CostModel(experiment=experiment)
+    plans = []
+    for zero, bounds in ((NO_ZERO, (0, 1, 7)), (Zero(stage=3, keeps_weights=True), (0, 2, 7))):
+        options = replace(NO_OPTIONS, zero=zero)
+        uses = [(replace(options, dp=2), (6, 5), (1, 2)), (options, (11,), (0,))]
+        plans.append(model.estimate(Strategy.of_groups(bounds, uses, num_micro_batches=2)))
+    start, sharded = plans
+    same_cuts = model.estimate(sharded.strategy.with_bounds(start.strategy.bounds))
+    assert same_cuts.iteration_time_s == pytest.approx(start.iteration_time_s)
+    assert sharded.iteration_time_s < 0.99 * start.iteration_time_s
+    moved = moved_plans(model, (1,), [start])
+    assert min(plan.iteration_time_s for plan in moved) <= sharded.iteration_time_s
 
 
 def test_cuts_of_plans_near_the_best_are_moved() -> None:
