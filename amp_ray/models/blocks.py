@@ -553,11 +553,11 @@ def _fused_attention(width: Width) -> Elementwise:
     its gradient, write zeros for these sums, and round them (Dao, arXiv:2307.08691, algorithm 2).
     """
     stream, key_values = width.attention_stream, width.key_values + width.values
-    streams = stream + width.tokens * width.result_size
-    read = key_values + 2 * width.context * width.key_value_size
-    outer = 2 * width.tokens * width.result_size + SUM_TRAFFIC * stream + 2 * read
-    steps = 1 if width.gathers_context else width.cp
     result = width.tokens * width.result_size
+    streams = stream + result
+    read = key_values + 2 * width.context * width.key_value_size
+    outer = 2 * result + SUM_TRAFFIC * stream + 2 * read
+    steps = 1 if width.gathers_context else width.cp
     buffers = 2 * width.cp if width.gathers_context else RING_BUFFERS
     return Elementwise(
         name="attention",

@@ -110,9 +110,6 @@ class GridBounds:
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _times: dict[tuple[object, ...], LayerTimes] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], tuple[Path, ...]] = field(init=False, default_factory=dict)
-    _cuts: dict[tuple[int, int, bool], tuple[float, float]] = field(
-        init=False, default_factory=dict
-    )
     _even: dict[Candidate, float] = field(init=False, default_factory=dict)
     _roomy: dict[tuple[object, ...], float] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
@@ -489,17 +486,12 @@ class GridBounds:
     def _cut_s(self, candidate: Candidate) -> tuple[float, float]:
         """Return the least time of both messages of a cut inside a node, and between nodes."""
         options = candidate.options
-        key = options.tp, candidate.micro_batch_size, options.sequence_parallel
-        if key not in self._cuts:
-            self._cuts[key] = self._least_cuts_s(*key)
-        return self._cuts[key]
+        return self._least_cuts_s(
+            options.tp, candidate.micro_batch_size, divided=options.sequence_parallel
+        )
 
-    def _least_cuts_s(
-        self,
-        tp: int,
-        samples: int,
-        divided: bool,  # noqa: FBT001 - part of a key
-    ) -> tuple[float, float]:
+    @memoised
+    def _least_cuts_s(self, tp: int, samples: int, *, divided: bool) -> tuple[float, float]:
         """Compute the result of `_cut_s`; infinite if no such cut is possible."""
         model = self.tables.messages
         topology, links = self.cost_model.topology, model.topology.links
@@ -552,12 +544,10 @@ class GridBounds:
         key, options = self._key(candidate), candidate.options
         if key not in self._tables:
             tables, samples = self.tables.time_tables, candidate.micro_batch_size
+            paths = self._exchange_paths(candidate)
             layers_s = np.diff(
                 [
-                    [
-                        tables.table((kind,), ring, options, samples, path)[0][:2]
-                        for path in self._exchange_paths(candidate)
-                    ]
+                    [tables.table((kind,), ring, options, samples, path)[0][:2] for path in paths]
                     for kind, ring in self._units(candidate.options.tp)
                 ],
                 axis=3,

@@ -86,6 +86,10 @@ END: Final = Use((), (), ONE_RANK)
 Changed = tuple[Use | None, ...]
 """The stages after a move; None where limits forbid a stage."""
 
+CUT_STEPS: Final = (1, 2, 4)
+"""Layers by which cuts move. Between two good cuts all may be slower, so that longer steps follow
+where short ones have ended."""
+
 
 def moved_plans(
     cost_model: CostModel,
@@ -304,7 +308,7 @@ class SimulatedSearch:
             plan,
             most_stages=self.effort.max_climbed_stages_of_moves,
             counts=self._counts,
-            steps=(1, 2, 4),
+            steps=CUT_STEPS,
         )
 
     @property
@@ -400,7 +404,6 @@ class Moves:
             self._reshared,
             self._shifted,
         )
-        batch = self.experiment.global_batch_size
         shards = any(use.options.dp > 1 for use in layout)
         # Where nothing could be sharded, the plan's ZeRO setting was no choice
         choices = self._with_one_zero if shards else self._with_every_zero
@@ -408,12 +411,20 @@ class Moves:
             moved = tuple(use for use in changed if use is not None)
             if moved and len(moved) == len(changed) and self._within_limits(moved):
                 for options in choices(tuple(use.options for use in moved)):
-                    pairs = zip(moved, options, strict=True)
-                    able = tuple(use._replace(options=option) for use, option in pairs)
-                    yield able, batch // sum(able[0].shares)
+                    yield _with_options(moved, options), self._num_steps(moved)
         if self._within_limits(layout):
             for able in self._with_other_zero(layout, memory_scale):
-                yield able, batch // sum(able[0].shares)
+                yield able, self._num_steps(able)
+
+    def _num_steps(self, layout: Layout) -> int:
+        """Return the number of micro-batches."""
+        return self.experiment.global_batch_size // sum(layout[0].shares)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """All sizes of a micro-batch, summed over replicas."""
+        batch = self.experiment.global_batch_size
+        return [size for size in range(1, batch + 1) if batch % size == 0]
 
     @memoised
     def _with_one_zero(self, stages: tuple[StageOptions, ...]) -> tuple[list[StageOptions], ...]:
@@ -530,9 +541,7 @@ class Moves:
     def _with_other_options(self, layout: Layout) -> Iterator[Changed]:
         """Change options of stages that the file leaves open."""
         for changed in with_other_options(self.experiment, [use.options for use in layout]):
-            yield tuple(
-                use._replace(options=options) for use, options in zip(layout, changed, strict=True)
-            )
+            yield _with_options(layout, changed)
 
     def _with_other_zero(self, layout: Layout, memory_scale: float) -> Iterator[Layout]:
         """Change the ZeRO setting, and all that depends on the memory which it leaves.
@@ -541,8 +550,7 @@ class Moves:
         and recompute where it is open: as little as then fits. Choosing it takes longer, so then
         only the next smaller and larger size are tried.
         """
-        batch, before = self.experiment.global_batch_size, sum(layout[0].shares)
-        sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+        sizes, before = self._sizes, sum(layout[0].shares)
         if self.experiment.recompute == AUTO:
             place = sizes.index(before)
             sizes = sizes[max(0, place - 1) : place + 2]
@@ -553,9 +561,8 @@ class Moves:
             every = tuple(use for use in resized if use is not None)
             if len(every) < len(layout):
                 continue
-            for stages in self._with_every_zero(tuple(use.options for use in every)):
-                pairs = zip(every, stages, strict=True)
-                able = tuple(use._replace(options=options) for use, options in pairs)
+            for options in self._with_every_zero(tuple(use.options for use in every)):
+                able = _with_options(every, options)
                 fitting = [self._within_memory(use, len(able), memory_scale) for use in able]
                 for row in dict.fromkeys((able, tuple(filter(None, fitting)))):
                     if len(row) == len(able):
@@ -565,17 +572,14 @@ class Moves:
         """Return a layout, with as little recompute as the memory allows if that is open."""
         if self.experiment.recompute != AUTO:
             return [layout]
-        plain = tuple(
-            use._replace(options=replace(use.options, recompute=NO_RECOMPUTE)) for use in layout
-        )
-        return self._recomputed(plain, memory_scale)
+        plain = [replace(use.options, recompute=NO_RECOMPUTE) for use in layout]
+        return self._recomputed(_with_options(layout, plain), memory_scale)
 
     @memoised
     def _recomputed(self, layout: Layout, memory_scale: float) -> list[Layout]:
         """Return a layout with as little recompute as the memory allows, in a few ways."""
-        num_steps = self.experiment.global_batch_size // sum(layout[0].shares)
         cuts = *range(len(layout)), self.experiment.model.num_layers  # stand for any cuts
-        strategy = strategy_of(layout, num_steps, cuts)
+        strategy = strategy_of(layout, self._num_steps(layout), cuts)
         fitting = with_least_recompute(self.cost_model, strategy, memory_scale)
         return [layout_of(plan.strategy) for plan in fitting]
 
@@ -594,14 +598,12 @@ class Moves:
 
     def _resized(self, layout: Layout) -> Iterator[Changed]:
         """Change the size of a micro-batch."""
-        batch = self.experiment.global_batch_size
-        for size in range(1, batch + 1):
-            if batch % size == 0:
-                by_speed = tuple(self._spread(use, use.devices, size=size) for use in layout)
-                yield by_speed
-                fitting = tuple(use and self._within_memory(use, len(layout)) for use in by_speed)
-                if fitting != by_speed:
-                    yield fitting
+        for size in self._sizes:
+            by_speed = tuple(self._spread(use, use.devices, size=size) for use in layout)
+            yield by_speed
+            fitting = tuple(use and self._within_memory(use, len(layout)) for use in by_speed)
+            if fitting != by_speed:
+                yield fitting
 
     def _without_replica(self, layout: Layout) -> Iterator[Changed]:
         """Let a stage lose a replica with its samples: it rests, or is a stage by itself."""
@@ -840,6 +842,12 @@ def strategy_of(layout: Layout, num_steps: int, bounds: Sequence[int]) -> Strate
         [(use.options, use.shares, use.devices) for use in layout],
         num_micro_batches=num_steps,
     )
+
+
+def _with_options(layout: Layout, options: Sequence[StageOptions]) -> Layout:
+    """Return the layout with these options of its stages."""
+    pairs = zip(layout, options, strict=True)
+    return tuple(use._replace(options=of_stage) for use, of_stage in pairs)
 
 
 def _with(layout: Layout, changed: Mapping[int, Use | None]) -> Changed:
