@@ -389,11 +389,11 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         forward_s += op.addressed[0] * beyond_s
         backward_s += op.addressed[1] * beyond_s
     phases = Phases(forward_s=forward_s, backward_s=backward_s)
-    return fused_attention_phases(op, rank, constants, phases) if op.flops else phases
+    return fused_attention_phases(phases, op, samples, rank, constants) if op.flops else phases
 
 
 def fused_attention_phases(
-    op: Elementwise, rank: Rank, constants: Constants, traffic: Phases
+    traffic: Phases, op: Elementwise, samples: float, rank: Rank, constants: Constants
 ) -> Phases:
     """Time attention as one kernel, whose products hide the traffic between them.
 
@@ -401,12 +401,12 @@ def fused_attention_phases(
     average by half of the longest block, and no pass is shorter than that block.
 
     Args:
-        op: The kernel, per sample.
-        rank: Device, tp, micro-batch size, precision.
-        constants: Efficiencies.
         traffic: Seconds of all that it reads and writes, and of its launches.
+        op: The kernel, per sample.
+        samples: That the rank has of a micro-batch.
+        rank: Device and precision.
+        constants: Efficiencies.
     """
-    samples = rank.micro_batch_size / (rank.tp if op.sharded else 1)
     rate = attention_rate(op, rank.beside_fp8, constants)
     half_block_s = op.block_flops * rank.device.num_multiprocessors / rate / 2
     forward_s = max(samples * op.flops / rate, half_block_s) + half_block_s
