@@ -20,7 +20,7 @@ from amp_ray.strategies.candidate import (
     with_kind,
 )
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute, RecomputeKind
-from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, SHARDED_GRADIENTS, Zero
+from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
 
 
@@ -245,7 +245,8 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
     """Enumerate the ZeRO settings that the file leaves open.
 
     If the search chooses, a shard group is all data-parallel ranks, or those within a node. A
-    single rank has nothing to shard; it has ZeRO-2 and 3 only where these may need less memory.
+    single rank has nothing to shard; only in an optimizer of the runtime's own, which keeps other
+    copies of gradients with each stage, may ZeRO still need less memory.
 
     Returns:
         Settings that the runtime supports, in order. If the file fixes a setting, only that one,
@@ -260,14 +261,11 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
     traits, slots = experiment.traits, min(node.num_slots for node in experiment.cluster.nodes)
     within = max(size for size in _divisors(dp) if size <= max(1, slots // tp))
     groups = {wished if dp > wished else 0} if wished else {0, within if 1 < within < dp else 0}
-    most = MOST_ZERO_STAGE if dp > 1 else traits.min_zero_stage
-    stages = set(range(most + 1))
-    if traits.buckets_alone:  # with these it has no copy of all gradients in a bucket
-        stages |= {SHARDED_GRADIENTS, MOST_ZERO_STAGE}
+    most = MOST_ZERO_STAGE if dp > 1 or traits.wraps_optimizer else traits.min_zero_stage
     reshard = experiment.reshard_after_forward
     ways = (
         Zero(stage=stage, shard_ranks=ranks if stage else 0, keeps_weights=keeps)
-        for stage in stages
+        for stage in range(most + 1)
         for keeps in ((False, True) if stage == MOST_ZERO_STAGE else (False,))
         if stage < MOST_ZERO_STAGE or reshard in {None, not keeps}
         for ranks in sorted(groups)

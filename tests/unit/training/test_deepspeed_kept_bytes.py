@@ -39,7 +39,7 @@ def live_bytes() -> dict[int, int]:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize(("zero_stage", "dp"), [(0, 4), (1, 4), (2, 4), (3, 4)])
+@pytest.mark.parametrize(("zero_stage", "dp"), [(0, 1), (1, 1), (0, 4), (1, 4), (2, 4), (3, 4)])
 def test_states_between_micro_batches_are_those_that_a_rank_keeps(
     precision: str, zero_stage: int, dp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
