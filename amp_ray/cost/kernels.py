@@ -212,7 +212,12 @@ def _needs_no_more(stages: FloatArray, limits: FloatArray) -> BoolArray:
 
 
 def earliest_starts(
-    layers: FloatArray, stages: FloatArray, tied: FloatArray, limits: FloatArray
+    layers: FloatArray,
+    stages: FloatArray,
+    tied: FloatArray,
+    limits: FloatArray,
+    *,
+    from_first: bool = False,
 ) -> IntArray:
     """Return the earliest start from which a stage with this end fits.
 
@@ -228,23 +233,26 @@ def earliest_starts(
         stages: Shape ``(num_stages, 9)``, rows as in `peak_with`.
         tied: As in `peak_with`.
         limits: Shape ``(num_stages,)``. Memory limit of a rank of each stage, in bytes.
+        from_first: Whether the first of the stages starts with the first layer, and nowhere else.
 
     Returns:
         Shape ``(num_stages, num_layers + 1)``; the end itself where no stage fits.
     """
     starts = np.zeros((len(limits), layers.shape[1]), np.int64)
     goes_on, most = _needs_no_more(stages, limits), np.zeros(layers.shape[1])
-    _fill_starts(layers, stages, tied, limits, goes_on, most, most > 0.0, starts)
+    goes_on[1:2] &= not from_first
+    _fill_starts(layers, stages, tied, limits, goes_on, from_first, most, most > 0.0, starts)
     return starts
 
 
-@kept("(f8[:,::1],f8[:,::1],f8[::1],f8[::1],b1[::1],f8[::1],b1[::1],i8[:,::1])", **COUNTLESS)
+@kept("(f8[:,::1],f8[:,::1],f8[::1],f8[::1],b1[::1],b1,f8[::1],b1[::1],i8[:,::1])", **COUNTLESS)
 def _fill_starts(
     layers: FloatArray,
     stages: FloatArray,
     tied: FloatArray,
     limits: FloatArray,
     goes_on: BoolArray,
+    from_first: bool,  # noqa: FBT001 - compiled
     most: FloatArray,
     at_once: BoolArray,
     starts: IntArray,
@@ -261,6 +269,9 @@ def _fill_starts(
             at_once[end] = first < end
             for start in range(first - 1, -1, -1):
                 live = max(temporary, layers[2, start])
+                if from_first and stage == 0 and start > 0:
+                    temporary = live
+                    continue
                 kept_each = layers[1, end] - layers[1, start]
                 peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, live)
                 buffers = stages[stage, 8] * stages[stage, 2] * layers[3, start]
@@ -296,6 +307,8 @@ def part_starts(
     part_stages: FloatArray,
     tied: FloatArray,
     limits: FloatArray,
+    *,
+    from_first: bool = False,
 ) -> IntArray:
     """Return `earliest_starts` for stages that recompute only their first blocks.
 
@@ -306,11 +319,13 @@ def part_starts(
         part_stages: The same for stages that recompute only some blocks.
         tied: As in `peak_with`.
         limits: As in `earliest_starts`.
+        from_first: As in `earliest_starts`.
     """
     starts = np.zeros((len(limits), rows.plain.shape[1]), np.int64)
     goes_on = _needs_no_more(stages, limits) & _needs_no_more(part_stages, limits)
-    at_once = np.zeros(rows.plain.shape[1], np.bool_)
-    _fill_parts(num_again, rows, (stages, part_stages), tied, limits, goes_on, at_once, starts)
+    goes_on[1:2] &= not from_first
+    at_once, both = np.zeros(rows.plain.shape[1], np.bool_), (stages, part_stages)
+    _fill_parts(num_again, rows, both, tied, limits, goes_on, from_first, at_once, starts)
     return starts
 
 
@@ -322,6 +337,7 @@ def _fill_parts(
     tied: FloatArray,
     limits: FloatArray,
     goes_on: BoolArray,
+    from_first: bool,  # noqa: FBT001 - compiled
     at_once: BoolArray,
     starts: IntArray,
 ) -> None:
@@ -333,7 +349,7 @@ def _fill_parts(
         for end in range(1, num_layers + 1):
             first = starts[stage - 1, end] if goes_on[stage] and at_once[end] else end
             at_once[end] = first < end
-            for start in range(first - 1, -1, -1):
+            for start in range(0 if from_first and stage == 0 else first - 1, -1, -1):
                 columns, split = stages[stage], end
                 last = rows.block_counts[start] + num_again
                 if rows.block_counts[end] > last:

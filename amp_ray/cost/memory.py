@@ -360,21 +360,29 @@ class MemoryModel:
         most = float((states @ kept).max())
         return float(peak_with(whole, columns, NOT_TIED, (0, 1), most, float(temporary)))
 
-    def earliest_starts(self, limits_bytes: FloatArray, num_again: int | None = None) -> IntArray:
+    def earliest_starts(
+        self,
+        limits_bytes: FloatArray,
+        num_again: int | None = None,
+        *,
+        from_first: bool = True,
+    ) -> IntArray:
         """Return per stage and end the smallest start from which a stage fits.
 
         Args:
             limits_bytes: Shape ``(pp,)``. Memory of the smallest device of each stage.
             num_again: Recomputed blocks of each stage; None for the candidate's number.
+            from_first: Whether the first stage starts with the first layer, and nowhere else.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
         """
         num_again = num_again or self.candidate.options.recompute.layers
+        ends = self._tied, limits_bytes
         if num_again is None:
-            return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
-        stages = self._stages, self._part_stages
-        return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
+            return earliest_starts(self.layers, self._stages, *ends, from_first=from_first)
+        rows = num_again, self._part_rows, self._stages, self._part_stages
+        return part_starts(*rows, *ends, from_first=from_first)
 
     @memoised
     def starts_within(self, limit_bytes: float, num_again: int | None) -> IntArray:

@@ -301,13 +301,15 @@ def test_earliest_starts_agree_with_the_peaks(case: Case, data: st.DataObject) -
         for start in range(end)
     }
     limits = [data.draw(st.sampled_from(sorted(table.values()))) for _ in range(plan.pp)]
-    found = memory.earliest_starts(np.array(limits))
+    from_first = data.draw(st.booleans())
+    found = memory.earliest_starts(np.array(limits), from_first=from_first)
     for stage, limit in enumerate(limits):
         for end in range(1, num_layers + 1):
-            fits = [table[stage, start, end] <= limit for start in range(end)]
+            starts = range(1 if from_first and not stage else end)
+            fits = [table[stage, start, end] <= limit for start in starts]
             wanted = end
             if any(fits):
-                last = max(start for start in range(end) if fits[start])
+                last = max(start for start in starts if fits[start])
                 wanted = max((s + 1 for s in range(last) if not fits[s]), default=0)
             assert found[stage, end] == wanted
 

@@ -120,7 +120,8 @@ class MemoryLimits:
                 num_micro_batches=self.candidate.num_micro_batches,
             )
             memory = self.cost_model.memory(candidate)
-            starts = memory.earliest_starts(np.full(self.num_positions, limit_bytes))
+            limits = np.full(self.num_positions, limit_bytes)
+            starts = memory.earliest_starts(limits, from_first=False)
             # A stage with all layers has a tied weight only once, so it may fit where others do not
             num_layers = starts.shape[1] - 1
             last = self.num_positions - 1

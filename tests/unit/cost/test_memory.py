@@ -242,8 +242,14 @@ def test_earliest_start_is_where_a_stage_still_fits(
 ) -> None:
     # n blocks need 500 n + 300, 200 more where something enters, 100 where something leaves
     memory = memory_of(layers, constants)
-    assert memory.earliest_starts(np.array([1400.0])).tolist() == [[0, 0, 0, 2, 3]]
-    assert memory.earliest_starts(np.array([99.0])).tolist() == [[0, 1, 2, 3, 4]]
+    for limit, anywhere, from_first in (
+        (1400.0, [0, 0, 0, 2, 3], [0, 0, 0, 3, 4]),
+        (2300.0, [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
+        (99.0, [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
+    ):
+        limits = np.array([limit])
+        assert memory.earliest_starts(limits, from_first=False).tolist() == [anywhere]
+        assert memory.earliest_starts(limits).tolist() == [from_first]
 
 
 def test_start_behind_a_large_boundary_is_passed_over(
@@ -252,8 +258,21 @@ def test_start_behind_a_large_boundary_is_passed_over(
     # 10 kB cross the boundary after layer 2: only a stage that does not start there fits
     wide = replace(block, output_elements=5000.0)
     chain = replace(layers, model=replace(model, layers=(block, block, wide, block)))
-    starts = memory_of(chain, constants).earliest_starts(np.array([3000.0]))
+    starts = memory_of(chain, constants).earliest_starts(np.array([3000.0]), from_first=False)
     assert starts[0].tolist() == [0, 0, 0, 3, 0]
+
+
+@pytest.mark.parametrize("num_again", [None, 1])
+def test_first_stage_fits_without_what_enters_later_ones(
+    layers: LayerMemory, constants: Constants, block: Layer, model: Model, num_again: int | None
+) -> None:
+    # 10 kB cross the boundary after layer 1, where the first stage of a plan cannot start
+    wide = replace(block, output_elements=5000.0)
+    chain = replace(layers, model=replace(model, layers=(wide, block, block, block)))
+    memory, limits = memory_of(chain, constants), np.array([3000.0])
+    starts = memory.earliest_starts(limits, num_again, from_first=False)
+    assert starts[0].tolist() == [0, 1, 0, 2, 2]
+    assert memory.earliest_starts(limits, num_again)[0].tolist() == [0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(40))
