@@ -1,6 +1,6 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
@@ -681,10 +681,14 @@ class StageMemory:
 
     needs: tuple[RankMemory, ...]  # memory of the ranks of each stage
 
+    @property
+    def models(self) -> Iterable[MemoryModel]:
+        """Distinct memory models of ranks."""
+        return dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
+
     def sliced(self, share: float) -> Self:
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""
-        distinct = dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
-        cut = {memory: memory.sliced(share) for memory in distinct}
+        cut = {memory: memory.sliced(share) for memory in self.models}
         needs = (tuple((cut[memory], device) for memory, device in needs) for needs in self.needs)
         return replace(self, needs=tuple(needs))
 

@@ -65,20 +65,6 @@ def best_bounds(
     return partition.bounds
 
 
-def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
-    """Return the best cuts for devices with unlimited memory.
-
-    Arguments as for `best_bounds`.
-    """
-    if experiment.traits.partition == "even-blocks":
-        return even_block_bounds(experiment.model, costs.stages.pp)
-    latest = latest_starts(experiment, costs.stages)
-    problem = partition_problem(costs, experiment.traits, latest)
-    solution = solve(replace(problem, options=replace(problem.options, memory_row=NO_LIMIT)))
-    assert isinstance(solution, PartitionSolution), "some cuts fit, so there are some"
-    return solution.bounds
-
-
 def without_limits(
     problem: PartitionProblem, effort: SearchEffort = EFFORT
 ) -> PartitionSolution | None:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Final
 
 import numpy as np
@@ -37,7 +37,6 @@ from amp_ray.search.cuts import (
     latest_starts,
     partition_problem,
     roomiest_bounds,
-    unlimited_bounds,
 )
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.space import recompute_choices
@@ -69,7 +68,7 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     safe = replace(whole, memory_scale=safe_memory_fraction(experiment.constants))
     choose = _way_to_choose(cost_model)
     fitting: list[Estimate] = []
-    for search in (safe, whole) if choose is _per_stage or whole.may_fit() else ():
+    for search in (safe, whole) if whole.may_fit() else ():
         fitting += choose(search, strategy)
         if not all(map(is_risky, fitting)):
             break
@@ -173,10 +172,28 @@ class RecomputeSearch:
         return self._costs[recompute]
 
     def may_fit(self) -> bool:
-        """Return whether some cuts fit with one recompute setting for all stages."""
-        settings = recompute_choices(self.cost_model.experiment)
-        most_of = {setting.kind: setting for setting in settings}
-        return any(self.fits(self.memory(most.whole), most) for most in reversed(most_of.values()))
+        """Return False only if no cuts fit, whatever is recomputed."""
+        experiment = self.cost_model.experiment
+        most_of = {setting.kind: setting for setting in recompute_choices(experiment)}
+        if not experiment.traits.recompute_per_stage:
+            wholes = reversed(most_of.values())
+            return any(self.fits(self.memory(most.whole), most) for most in wholes)
+        each = {kind: self.memory(most.whole) for kind, most in most_of.items()}
+        some = (memory.models for kind, memory in each.items() if kind != "none")
+        if not all(model.spares_by_block for model in chain.from_iterable(some)):
+            return True  # with some of its blocks recomputed, a stage may need less
+        starts = [memory.earliest_starts(self.memory_scale) for memory in each.values()]
+        return fitting_bounds(np.min(starts, axis=0), self._latest) is not None
+
+    def unlimited_bounds(self) -> tuple[int, ...] | None:
+        """Return the best cuts without recompute if they are best without limits, too, or None."""
+        experiment, scale = self.cost_model.experiment, self.memory_scale
+        if not self.fits(self.memory(NO_RECOMPUTE), NO_RECOMPUTE):
+            return None
+        costs = self.costs(NO_RECOMPUTE)
+        bounds = best_bounds(experiment, costs, memory_scale=scale)
+        unlimited = best_bounds(experiment, costs, memory_scale=math.inf)
+        return bounds if bounds == unlimited else None
 
     def first_that_fits(
         self, among: Sequence[Recompute], under_s: float = math.inf
@@ -195,8 +212,7 @@ class RecomputeSearch:
 
         if not fits(among[-1]):
             return None
-        models = {memory_model for needs in memory.needs for memory_model, _ in needs}
-        if not all(memory_model.spares_by_block for memory_model in models):
+        if not all(memory_model.spares_by_block for memory_model in memory.models):
             return next(filter(fits, among))
         model = self.cost_model.experiment.model
         _, positions = model.distinct_layers
@@ -338,9 +354,8 @@ class RecomputeSearch:
         """
         if kind not in self._most_blocks:
             memory = self.costs(Recompute(kind=kind)).memory
-            models = {model for needs in memory.needs for model, _ in needs}
             widest = None
-            if all(model.spares_by_block for model in models):
+            if all(model.spares_by_block for model in memory.models):
                 counts = np.array(self.cost_model.experiment.model.block_counts)
                 widest = (counts - counts[memory.earliest_starts(self.memory_scale)]).max(axis=1)
             self._most_blocks[kind] = widest
@@ -447,8 +462,19 @@ def _way_to_choose(
     return _per_stage if cost_model.experiment.traits.recompute_per_stage else _alike
 
 
+def _unlimited(search: RecomputeSearch, strategy: Strategy) -> Estimate | None:
+    """Return the strategy without recompute and with the best cuts, if no memory limits them."""
+    bounds = search.unlimited_bounds()
+    if bounds is None:
+        return None
+    applied = _applied(strategy, bounds, [NO_RECOMPUTE] * len(strategy.stages))
+    return search.cost_model.estimate_from(search.costs(NO_RECOMPUTE), applied)
+
+
 def _per_stage(search: RecomputeSearch, strategy: Strategy) -> list[Estimate]:
     """Choose the recompute of each stage; return an estimate if some choice fits."""
+    if plain := _unlimited(search, strategy):
+        return [plain]
     chosen = search.solve()
     return [] if chosen is None else [search.cost_model.estimate(_applied(strategy, *chosen))]
 
@@ -462,6 +488,8 @@ def _alike(search: RecomputeSearch, strategy: Strategy) -> list[Estimate]:
     changes only cuts with more blocks in some stage. If the best cuts fit without recompute,
     nothing is recomputed.
     """
+    if plain := _unlimited(search, strategy):
+        return [plain]
     cost_model, fitting = search.cost_model, list[Estimate]()
     experiment = cost_model.experiment
     settings = recompute_choices(experiment)
@@ -476,8 +504,6 @@ def _alike(search: RecomputeSearch, strategy: Strategy) -> list[Estimate]:
             applied = _applied(strategy, bounds, [kept] * len(strategy.stages))
             if not fitting or fitting[-1].strategy != applied:
                 fitting.append(cost_model.estimate_from(search.costs(kept), applied))
-            if first == NO_RECOMPUTE and bounds == unlimited_bounds(experiment, costs):
-                return fitting
             passes_s = search.costs(kept).times.at(bounds)[:2].sum(axis=0)
             best_s = min(best_s, float(passes_s.max()))
             among = [
