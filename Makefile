@@ -26,6 +26,8 @@ SUITES := unit $(SEPARATE)
 PYTEST := $(RUN) pytest
 PARALLEL := -n auto --maxprocesses=4
 BY_FILE := -n 2 --dist loadfile
+# Tests and measurements start the package hundreds of times: its bytecode is kept, as that of an installed one.
+unexport PYTHONDONTWRITEBYTECODE
 # What the suites left out, for the end of `make test`.
 LEFT_OUT := $(VENV)/.left-out
 # The checks that failed, for the same place; `make test` prints the output of each at its end.
