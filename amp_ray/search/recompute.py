@@ -178,11 +178,11 @@ class RecomputeSearch:
         if not experiment.traits.recompute_per_stage:
             wholes = reversed(most_of.values())
             return any(self.fits(self.memory(most.whole), most) for most in wholes)
-        each = {kind: self.memory(most.whole) for kind, most in most_of.items()}
-        some = (memory.models for kind, memory in each.items() if kind != "none")
-        if not all(model.spares_by_block for model in chain.from_iterable(some)):
+        memory_of = {kind: self.memory(most.whole) for kind, most in most_of.items()}
+        models = (memory.models for kind, memory in memory_of.items() if kind != "none")
+        if not all(model.spares_by_block for model in chain.from_iterable(models)):
             return True  # with some of its blocks recomputed, a stage may need less
-        starts = [memory.earliest_starts(self.memory_scale) for memory in each.values()]
+        starts = [memory.earliest_starts(self.memory_scale) for memory in memory_of.values()]
         return fitting_bounds(np.min(starts, axis=0), self._latest) is not None
 
     def unlimited_bounds(self) -> tuple[int, ...] | None:
