@@ -178,6 +178,9 @@ def test_cuts_and_recompute_are_the_best_of_all(
             bounds.append(solution.bounds)
         else:
             assert oracle.best_s() == float("inf")
+        assert search.may_fit() == isinstance(solution, PartitionSolution)
+        unlimited = search.unlimited_bounds()
+        assert unlimited in {None, bounds[0] if bounds else None}
     assert estimate.feasible == bool(bounds)
     if bounds:  # of safe strategies, if there are any
         assert estimate.strategy.bounds == bounds[0]
@@ -211,7 +214,9 @@ def test_nothing_is_computed_again_where_all_fits() -> None:
     )
     assert isinstance(plain, PartitionSolution)
     assert estimate.strategy.recompute == NO_RECOMPUTE
-    assert estimate.strategy.bounds == plain.bounds
+    stages = PlacedStages.of_strategy(even)
+    unlimited = RecomputeSearch(cost_model=cost_model, stages=stages).unlimited_bounds()
+    assert unlimited == estimate.strategy.bounds == plain.bounds
 
 
 @pytest.mark.parametrize("space", ["uniform", "placement", "heterogeneous"])
