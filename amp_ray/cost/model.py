@@ -317,7 +317,7 @@ class CostModel(SampleCosts):
         self, costs: StageCosts, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
         """Return `passes` for micro-batches that are not cut into token slices."""
-        passes_s, sends_s = costs.times.at(bounds), costs.messages.at(bounds)
+        passes_s, sends_s = costs.times.at(bounds).copy(), costs.messages.at(bounds)
         num_chunks = (len(bounds) - 1) // costs.stages.pp
         passes_s[0] += self.experiment.constants.host_s_per_micro_batch / num_chunks
         return passes_s[..., None], sends_s[..., None]
@@ -440,7 +440,7 @@ class SliceCosts:
             activation and gradient across each cut, shape ``(2, pp - 1, num_parts)``.
         """
         times, messages = self._times_and_messages(place)
-        passes_s, sends_s = times.at(bounds), messages.at(bounds)
+        passes_s, sends_s = times.at(bounds).copy(), messages.at(bounds)
         experiment = self.whole.experiment
         if experiment.profile.is_measured and not self._are_measured:
             measured, counted = self._sequences

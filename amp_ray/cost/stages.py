@@ -321,8 +321,9 @@ class StageTimes:
         slowest = np.array([step_s[list(kinds)].max(axis=0) for kinds in rows])
         return prefix_sums(slowest), np.array(of_stage, dtype=np.int64)
 
+    @memoised
     def at(self, bounds: tuple[int, ...]) -> FloatArray:
-        """Return forward, backward and all-reduce seconds.
+        """Return forward, backward and all-reduce seconds, not to be changed.
 
         Args:
             bounds: Shape ``(num_chunks + 1,)``. Bounds of all chunks; without an interleaved
@@ -331,30 +332,22 @@ class StageTimes:
         Returns:
             Shape ``(3, num_chunks, num_parts)``.
         """
-        cuts, pp = np.array(bounds), self.stages.pp
-        if len(bounds) == pp + 1:
-            return self._at(cuts, self._splits(cuts, np.zeros(pp, dtype=np.int64)))
-        again = np.zeros(pp, dtype=np.int64)
-        of_chunks = []
-        for first in range(0, len(bounds) - 1, pp):
-            ends = cuts[first : first + pp + 1]
-            of_chunks.append(self._at(ends, self._splits(ends, again)))
-            again += np.diff(self.block_counts[ends])
-        return np.concatenate(of_chunks, axis=1)
-
-    def _at(self, cuts: IntArray, split: IntArray) -> FloatArray:
-        """Return forward, backward and all-reduce seconds of one chunk of each stage."""
+        cuts = np.array(bounds)
+        firsts, ends = cuts[:-1], cuts[1:]
+        split, num_rounds = self._splits(firsts, ends), len(firsts) // self.stages.pp
         is_one_kind = len(self.tables) == 1  # then one group stands for all of its stage
         stage = np.arange(self.stages.pp) if is_one_kind else self.stages.stage_of_group
-        kind = np.zeros_like(stage) if is_one_kind else self.kind
-        tables, first = self.tables.transpose(1, 0, 2), cuts[:-1][stage]
-        took = tables[:, kind, split[stage]] - tables[:, kind, first]
-        if (split < cuts[1:]).any():
+        chunk = (np.arange(0, len(firsts), self.stages.pp)[:, None] + stage).ravel()
+        kind = np.zeros_like(chunk) if is_one_kind else np.tile(self.kind, num_rounds)
+        tables = self.tables.transpose(1, 0, 2)
+        took = tables[:, kind, split[chunk]] - tables[:, kind, firsts[chunk]]
+        if (split < ends).any():
             plain = self.plain.transpose(1, 0, 2)
-            took += plain[:, kind, cuts[1:][stage]] - plain[:, kind, split[stage]]
+            took += plain[:, kind, ends[chunk]] - plain[:, kind, split[chunk]]
         if is_one_kind:
             return np.repeat(took[..., None], self.stages.num_parts, axis=-1)
-        return self.stages.worst(took)
+        worst = self.stages.worst(took.reshape(3, num_rounds, -1))
+        return worst.reshape(3, len(firsts), -1)
 
     def layers(self) -> FloatArray:
         """Return forward, backward and all-reduce seconds of all layers in a single stage.
@@ -363,29 +356,31 @@ class StageTimes:
             Shape ``(3, num_layers)``: for each layer, the time of the slowest group.
         """
         num_layers = self.tables.shape[-1] - 1
-        (split,) = self._splits(np.array([0, num_layers]), np.zeros(1, dtype=np.int64))
+        (split,) = self._splits(np.array([0]), np.array([num_layers]))
         tables = np.diff(self.tables, axis=-1)
         tables[..., split:] = np.diff(self.plain, axis=-1)[..., split:]
         slowest: FloatArray = tables.max(axis=0)
         return slowest
 
-    def _splits(self, cuts: IntArray, again: IntArray) -> IntArray:
-        """Return the boundary up to which the blocks of each stage's chunk recompute.
+    def _splits(self, firsts: IntArray, ends: IntArray) -> IntArray:
+        """Return the boundary up to which the blocks of each chunk recompute.
 
         Args:
-            cuts: Shape ``(pp + 1,)``. Bounds of the chunk of each stage.
-            again: Shape ``(pp,)``. Blocks in earlier chunks of the stage.
+            firsts: Shape ``(num_chunks,)``. First layer of each chunk.
+            ends: Shape ``(num_chunks,)``. Layer after its last.
         """
         distinct, of_stage = self.stages.distinct_options
-        split = cuts[1:]
         if all(options.recompute.layers is None for options in distinct):
-            return split
-        split = split.copy()
+            return ends
+        counts, split = self.block_counts, ends.copy()
+        blocks = (counts[ends] - counts[firsts]).reshape(-1, self.stages.pp)
+        before = (blocks.cumsum(axis=0) - blocks).ravel()  # in earlier chunks of the stage
+        numbers = np.tile(of_stage, len(blocks))
         for number, options in enumerate(distinct):
             if options.recompute.layers is not None:
-                alike = np.flatnonzero(np.array(of_stage) == number)
+                alike = np.flatnonzero(numbers == number)
                 split[alike] = split_after(
-                    self.block_counts, cuts[alike], cuts[alike + 1], options.recompute, again[alike]
+                    counts, firsts[alike], ends[alike], options.recompute, before[alike]
                 )
         return split
 

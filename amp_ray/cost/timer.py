@@ -199,11 +199,14 @@ def slowest_replica(
     Returns:
         The pipeline's part of a breakdown.
     """
-    parts = [
-        _breakdown(passes_s[:, :, replica], sends_s[:, :, replica], pp, num_micro_batches, traits)
-        for replica in distinct_replicas(passes_s, sends_s)
-    ]
-    return max(parts, key=lambda part: part.total_s)
+
+    def taken_s(replica: int) -> float:
+        times = passes_s[:2, :, replica], sends_s[:, :, replica]
+        return pipeline_s(*times, pp, num_micro_batches, traits)
+
+    slowest = max(distinct_replicas(passes_s, sends_s), key=taken_s)
+    times = passes_s[:, :, slowest], sends_s[:, :, slowest]
+    return _breakdown(*times, pp, num_micro_batches, traits)
 
 
 def distinct_replicas(passes_s: FloatArray, sends_s: FloatArray) -> list[int]:
