@@ -323,7 +323,7 @@ class StageTimes:
 
     @memoised
     def at(self, bounds: tuple[int, ...]) -> FloatArray:
-        """Return forward, backward and all-reduce seconds, not to be changed.
+        """Return forward, backward and all-reduce seconds, in an array that nobody may change.
 
         Args:
             bounds: Shape ``(num_chunks + 1,)``. Bounds of all chunks; without an interleaved
