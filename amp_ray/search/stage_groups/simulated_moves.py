@@ -411,10 +411,46 @@ class Moves:
             moved = tuple(use for use in changed if use is not None)
             if moved and len(moved) == len(changed) and self._within_limits(moved):
                 for options in choices(tuple(use.options for use in moved)):
-                    yield _with_options(moved, options), self._num_steps(moved)
+                    able = _with_options(moved, options)
+                    for row in (able, *self._meeting(able, layout)):
+                        yield row, self._num_steps(row)
         if self._within_limits(layout):
             for able in self._with_other_zero(layout, memory_scale):
                 yield able, self._num_steps(able)
+
+    def _meeting(self, layout: Layout, before: Layout) -> Iterator[Layout]:
+        """Yield a moved layout in which replicas of a changed stage meet those of a neighbour.
+
+        Shares by speed on unequal devices seldom end at the same sample as those of another stage,
+        and then more replicas wait for each other.
+        """
+        ends = [set(accumulate(use.shares)) for use in layout]
+        for one, other in permutations(range(len(layout)), 2):
+            use = layout[other]
+            types = self._types_of(use.replicas)
+            if abs(one - other) == 1 and use not in before and len(set(types)) > 1:
+                for end in sorted(ends[one] - ends[other]):
+                    if shares := self._divided_at(end, use, types):
+                        changed = use._replace(shares=shares)
+                        yield (*layout[:other], changed, *layout[other + 1 :])
+
+    def _divided_at(
+        self, end: int, use: Use, types: tuple[tuple[int, ...], ...]
+    ) -> tuple[int, ...] | None:
+        """Return shares by speed of which some end at a sample, or None if limits forbid it."""
+        size, number = sum(use.shares), len(types)
+        options = with_degrees(self.experiment, use.options, use.options.tp, 1)
+        best_s, best = math.inf, None
+        for place in range(max(1, number - size + end), min(number, end + 1)):
+            parts = (types[:place], end), (types[place:], size - end)
+            by_speed = [self.by_speed(kinds, options, samples) for kinds, samples in parts]
+            if all(by_speed):
+                shares = tuple(chain.from_iterable(by_speed))
+                pairs = zip(types, shares, strict=True)
+                longest_s = max(self.seconds(kind, options, samples) for kind, samples in pairs)
+                if longest_s < best_s:
+                    best_s, best = longest_s, shares
+        return best
 
     def _num_steps(self, layout: Layout) -> int:
         """Return the number of micro-batches."""

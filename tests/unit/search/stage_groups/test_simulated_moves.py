@@ -296,6 +296,31 @@ def test_moves_to_another_zero_setting_recompute_no_more_than_then_fits() -> Non
                 assert not is_able(less, shares, safe=scale < 1)
 
 
+def test_moved_replicas_may_meet_those_of_a_neighbour() -> None:
+    model = CostModel(experiment=small_cluster(1423))
+    options = replace(NO_OPTIONS, dp=2, recompute=FULL, zero=Zero(stage=3, keeps_weights=True))
+    three = replace(options, dp=3)
+    start = (
+        Use(((0,), (1,)), (2, 2), options),
+        Use(((2,), (3,), (4,)), (2, 1, 1), three),
+        Use(((5,), (6,)), (2, 2), options),
+    )
+    moved = (
+        start[0],
+        Use(((2,), (3,)), (3, 1), options),
+        Use(((5,), (6,), (4,)), (2, 1, 1), three),
+    )
+    meeting = (moved[0], moved[1]._replace(shares=(2, 2)), moved[2])
+    reached = {layout for layout, num_steps in moves(model, (1,)).of(start) if num_steps == 9}
+    assert {moved, meeting} <= reached
+    before, by_speed, after = (
+        model.estimate(strategy_of(layout, 9, (0, 7, 8, 9))) for layout in (start, moved, meeting)
+    )
+    assert by_speed.iteration_time_s > 1.3 * before.iteration_time_s
+    assert after.feasible
+    assert after.iteration_time_s < 0.98 * before.iteration_time_s
+
+
 def test_cuts_are_moved_with_every_zero_setting() -> None:
     experiment = small_cluster(1220)
     model = CostModel(experiment=experiment)
