@@ -252,7 +252,7 @@ def _fill_starts(
     tied: FloatArray,
     limits: FloatArray,
     goes_on: BoolArray,
-    from_first: bool,  # noqa: FBT001 - compiled
+    from_first: bool,  # noqa: FBT001 - compiled code has no keywords
     most: FloatArray,
     at_once: BoolArray,
     starts: IntArray,
@@ -337,7 +337,7 @@ def _fill_parts(
     tied: FloatArray,
     limits: FloatArray,
     goes_on: BoolArray,
-    from_first: bool,  # noqa: FBT001 - compiled
+    from_first: bool,  # noqa: FBT001 - compiled code has no keywords
     at_once: BoolArray,
     starts: IntArray,
 ) -> None:

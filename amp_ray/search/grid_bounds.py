@@ -609,8 +609,6 @@ class GridBounds:
         types = experiment.cluster.device_types
         most = float(max(types[kind].memory_bytes for kind, _ in self._units(candidate.options.tp)))
         memory = self.tables.memory(candidate)
-        if candidate.pp == 1:
-            return memory.peak(0, 0, experiment.model.num_layers) <= most
         if candidate.virtual_stages > 1:
             return True  # memory depends on the chunks, which are not cut yet
         return may_fit(experiment, memory.earliest_starts(np.full(candidate.pp, most)))

@@ -427,12 +427,12 @@ class Moves:
         ends = [set(accumulate(use.shares)) for use in layout]
         for one, other in permutations(range(len(layout)), 2):
             use = layout[other]
+            if abs(one - other) > 1 or use in before:
+                continue
             types = self._types_of(use.replicas)
-            if abs(one - other) == 1 and use not in before and len(set(types)) > 1:
-                for end in sorted(ends[one] - ends[other]):
-                    if shares := self._divided_at(end, use, types):
-                        changed = use._replace(shares=shares)
-                        yield (*layout[:other], changed, *layout[other + 1 :])
+            for end in sorted(ends[one] - ends[other]) if len(set(types)) > 1 else ():
+                if shares := self._divided_at(end, use, types):
+                    yield (*layout[:other], use._replace(shares=shares), *layout[other + 1 :])
 
     def _divided_at(
         self, end: int, use: Use, types: tuple[tuple[int, ...], ...]
