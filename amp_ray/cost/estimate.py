@@ -159,6 +159,12 @@ class Estimate:
         """Whether it is expected to run."""
         return not self.reasons
 
+    @property
+    def memory_share(self) -> float:
+        """Largest share of its device's memory that a stage needs; 0 for a model without memory."""
+        pairs = zip(self.peak_memory_bytes, self.memory_limit_bytes, strict=True)
+        return max((peak / limit for peak, limit in pairs), default=0.0)
+
     def taking(self, seconds: float) -> Self:
         """Return the estimate with another iteration time, such as a measured one.
 

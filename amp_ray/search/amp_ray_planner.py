@@ -27,10 +27,10 @@ from amp_ray.partition import even_bounds
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.grid_bounds import GridBounds
-from amp_ray.search.placement import plan_listed, plan_placement, reorder, simple_plans
+from amp_ray.search.placement import plan_listed, plan_placements, reorder, simple_plans
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
-from amp_ray.search.ranking import excess, is_risky, leader_order, why_none
-from amp_ray.search.recompute import with_recompute, with_safe_cuts
+from amp_ray.search.ranking import is_risky, leader_order, why_none
+from amp_ray.search.recompute import with_recompute
 from amp_ray.search.remedies import Remedies
 from amp_ray.search.space import (
     candidates_of,
@@ -74,27 +74,31 @@ class SpacePlanner:
         """The experiment to plan."""
         return self.cost_model.experiment
 
-    def plan(self, candidate: AnyCandidate) -> Result:
+    def plans(self, candidate: AnyCandidate) -> Sequence[Result]:
         """Choose the cuts and devices of a candidate, and estimate the result.
 
         Args:
             candidate: Its recompute and ZeRO setting are fixed.
+
+        Returns:
+            Plans, best first: of a grid whose best plan may run out of memory, the best safe one,
+            if there is any, and that plan.
         """
         if isinstance(candidate, GroupsCandidate):
-            return plan_stage_groups(self.device_groups, candidate)
+            return [plan_stage_groups(self.device_groups, candidate)]
         refused = self.refuse(candidate)
         if refused is not None:
-            return Infeasible(candidate=candidate, reason=refused)
+            return [Infeasible(candidate=candidate, reason=refused)]
         if self.experiment.space != "uniform":
             start = self._simple(candidate)[0] if has_groups(self.experiment) else None
-            return plan_placement(self.cost_model, candidate, start, self.effort)
+            return plan_placements(self.cost_model, candidate, start, self.effort)
+        plans = plan_listed(self.cost_model, candidate, self.effort)
         if not self.cuts_sequences:
-            return plan_listed(self.cost_model, candidate, self.effort)
+            return plans
         costs = self.cost_model.costs(candidate)
         bounds = best_bounds(self.experiment, costs, self.effort)
-        whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
         sliced = plan_slices(self.cost_model, candidate, costs, bounds, self.effort)
-        return whole if sliced is None else min(whole, sliced, key=leader_order)
+        return sorted([*plans, *filter(None, [sliced])], key=leader_order)
 
     @cached_property
     def device_groups(self) -> DeviceGroups:
@@ -228,10 +232,7 @@ class ChooseRecompute:
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan over all choices of recompute."""
         if candidate.options.recompute != AUTO:
-            result = self.space.plan(candidate)
-            if not isinstance(result, Estimate):
-                return result
-            return with_safe_cuts(self.space.cost_model, result)
+            return self.space.plans(candidate)[0]
         if isinstance(candidate, Candidate) and self.space.is_listed(candidate):
             return self._plan_listed(candidate)
         plans, refusals = self._plans_of_each_kind(candidate)
@@ -260,7 +261,8 @@ class ChooseRecompute:
         """Plan a candidate once per kind of recompute, the same in all stages."""
         settings = recompute_choices(self.space.experiment)
         kinds = dict.fromkeys(setting.whole for setting in settings)
-        results = [self.space.plan(with_kind(candidate, kind)) for kind in kinds]
+        candidates = [with_kind(candidate, kind) for kind in kinds]
+        results = [result for kept in candidates for result in self.space.plans(kept)]
         plans = [result for result in results if isinstance(result, Estimate)]
         return plans, [result for result in results if isinstance(result, Infeasible)]
 
@@ -527,5 +529,5 @@ class AmpRayPlanner:
                     if bounds is not None:
                         strategy = Strategy.uniform(candidate, bounds)
                         estimates.append(self.cost_model.estimate_from(costs, strategy))
-                        within = min(within, excess(estimates[-1]) * (1 + 1e-6))
+                        within = min(within, max(1.0, estimates[-1].memory_share) * (1 + 1e-6))
         return tuple(estimates)

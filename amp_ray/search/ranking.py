@@ -283,18 +283,12 @@ def why_none(
     missing = [estimate for estimate in estimates if not estimate.feasible]
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"
-    nearest = min(missing, key=lambda estimate: (excess(estimate), *_key(estimate)))
+    nearest = min(missing, key=lambda one: (max(1.0, one.memory_share), *_key(one)))
     parts = [reason.detail for reason in nearest.reasons]
     if remedies := with_remedies(nearest).remedies_text:
         parts.append(remedies)
     details = "; ".join(parts)
     return f"{text}; closest: {named(nearest.strategy)}: {details}"
-
-
-def excess(estimate: Estimate) -> float:
-    """Return the largest ratio of peak memory to memory limit of a stage, at least 1."""
-    pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
-    return max([1.0, *(peak / limit for peak, limit in pairs)])
 
 
 def speed(estimate: Estimate) -> tuple[int, float]:

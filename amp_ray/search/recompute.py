@@ -85,25 +85,6 @@ def with_least_recompute(
     return choose(search, strategy)
 
 
-def with_safe_cuts(cost_model: CostModel, plan: Estimate) -> Estimate:
-    """Return a plan with other cuts if these make a risky pipeline safe.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        plan: Its devices and options are kept, and its lower bound, which holds for all cuts.
-    """
-    strategy = plan.strategy
-    is_plain = strategy.is_uniform and not strategy.is_sliced and not strategy.is_interleaved
-    if not (is_plain and strategy.pp > 1 and plan.feasible and is_risky(plan)):
-        return plan
-    costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
-    scale = safe_memory_fraction(cost_model.experiment.constants)
-    bounds = best_bounds(cost_model.experiment, costs, memory_scale=scale)
-    other = cost_model.estimate_from(costs, strategy.with_bounds(bounds))
-    is_safe = other.feasible and not is_risky(other)
-    return replace(other, lower_bound_s=plan.lower_bound_s) if is_safe else plan
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
     """One recompute setting for one stage."""

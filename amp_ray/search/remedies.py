@@ -55,7 +55,7 @@ class Remedies:
                 remedies = (self._remedy((*names, name), result) for name, result in fitting)
                 ordered = sorted(remedies, key=lambda remedy: remedy.iteration_time_s)
                 return tuple(ordered[:_MOST_SHOWN])
-            name, recipe, _ = min(tried, key=lambda change: _fullness(change[2]))
+            name, recipe, _ = min(tried, key=lambda change: change[2].memory_share)
             names = *names, name
         return ()
 
@@ -198,9 +198,3 @@ def _narrower(experiment: Experiment) -> Iterator[Formats]:
         if key not in formats.kept:
             change: dict[str, Any] = {key: name}
             yield replace(formats, **change)
-
-
-def _fullness(estimate: Estimate) -> float:
-    """Return the largest share of its memory that a stage needs."""
-    pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
-    return max(peak / limit for peak, limit in pairs)

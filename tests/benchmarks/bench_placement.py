@@ -8,7 +8,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.placement import plan_placement, solve_placement
+from amp_ray.search.placement import plan_placements, solve_placement
 from amp_ray.search.planner import make_planner
 from amp_ray.search.space import candidates_of, uniform_candidates
 from amp_ray.strategies.candidate import Candidate
@@ -120,7 +120,7 @@ def _timed(experiment: Experiment, candidate: Candidate) -> tuple[float, float |
     for _ in range(REPEATS):
         cost_model = CostModel(experiment=experiment)
         start_s = time.process_time()
-        plan_placement(cost_model, candidate)
+        plan_placements(cost_model, candidate)
         seconds.append(time.process_time() - start_s)
     solution = solve_placement(CostModel(experiment=experiment), candidate)
     if solution.value_s is None or solution.lower_bound_s is None:

@@ -64,7 +64,7 @@ class Case:
 
     def planned(self) -> Estimate:
         if isinstance(self.candidate, Candidate):
-            return placement.plan_placement(self.cost_model, self.candidate)
+            return placement.plan_placements(self.cost_model, self.candidate)[0]
         plan = stage_groups.plan_stage_groups(self.groups, self.candidate)
         assert isinstance(plan, Estimate)
         return plan
@@ -232,7 +232,7 @@ def overflow(cost_model: CostModel, strategy: Strategy) -> list[tuple[int, int]]
 @given(case=grids((2, 4, 6, 8, 12)))
 def test_no_plan_is_worse_than_the_default_placement(case: Case) -> None:
     assert isinstance(case.candidate, Candidate)
-    default = placement.plan_listed(case.cost_model, case.candidate)
+    default = placement.plan_listed(case.cost_model, case.candidate)[0]
     (group, placed_s), (default_group, default_s) = speed(case.planned()), speed(default)
     assert group <= default_group  # a safe plan comes before a faster risky one
     if group == default_group:

@@ -66,7 +66,7 @@ and SQ, with a cut between nodes. Each step of the graph becomes an option of th
 from amp_ray.search.placement.best_placements import (
     PlacementSolution,
     plan_listed,
-    plan_placement,
+    plan_placements,
     simple_plans,
     solve_placement,
 )
@@ -76,7 +76,7 @@ __all__ = [
     "PlacementSolution",
     "objective_s",
     "plan_listed",
-    "plan_placement",
+    "plan_placements",
     "reorder",
     "simple_plans",
     "solve_placement",

@@ -9,7 +9,7 @@ intervals whose bound is no better than the best placement.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 from amp_ray.arrays import IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.verdict import safe_memory_fraction
 from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
 from amp_ray.partition.caps import BestFirst
 from amp_ray.search.cuts import without_limits
@@ -35,35 +36,77 @@ from amp_ray.search.placement.local_search import (
 from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
 from amp_ray.search.placement.placement_prices import Prices
 from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
-from amp_ray.search.ranking import leader_order
+from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.space import has_groups
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
 
 
-def plan_placement(
+def plan_placements(
     cost_model: CostModel,
     candidate: Candidate,
     start: Estimate | None = None,
     effort: SearchEffort = EFFORT,
-) -> Estimate:
+) -> list[Estimate]:
     """Choose devices and cuts of a candidate, and estimate the result.
-
-    The search also simulates rank ``r`` on device ``r``, so the result is never slower than that.
 
     Args:
         cost_model: Cost model of the experiment.
         candidate: Its degrees divide the model.
-        start: Best estimate of `simple_plans`; if set, the search starts only from it.
+        start: Best estimate of `simple_plans`; if set, the search starts only from its devices.
+            Otherwise it also simulates rank ``r`` on device ``r``.
         effort: Limits of the search.
 
     Returns:
-        The best estimate. If nothing fits, the estimate that would be best without memory limits.
-        In space `heterogeneous` it has no lower bound, since all plans are compared by simulated
-        time, which may be less than the closed form.
+        The best estimate; if it may run out of memory, before it the best safe one, if there is
+        any. If nothing fits, the estimate that would be best without memory limits. In space
+        `heterogeneous` they have no lower bound, since all plans are compared by simulated time,
+        which may be less than the closed form.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
-    solution = solve_chains(chains, () if start is None else (start.strategy,))
+    return _safe_first(chains, lambda part: _placed(part, start))
+
+
+def plan_listed(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> list[Estimate]:
+    """Cut a candidate on devices in hostfile order, and estimate it.
+
+    If devices stay idle, they are whole classes of nodes or the last devices of other classes.
+
+    Returns:
+        The best estimate; if it may run out of memory, before it the best safe one, if there is
+        any. If nothing fits, one that would be good without memory limits.
+    """
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
+    orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
+
+    def best(part: Chains) -> Estimate:
+        return min((part.estimate(part.best(order)) for order in orders), key=leader_order)
+
+    return _safe_first(chains, best)
+
+
+def _safe_first(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[Estimate]:
+    """Return a plan for the whole memory; if it may run out of it, a safe one first.
+
+    Args:
+        chains: Of the candidate, with the whole memory.
+        plan: Returns the best plan for a part of the memory.
+    """
+    best, part = plan(chains), safe_memory_fraction(chains.cost_model.experiment.constants)
+    if not best.feasible or best.memory_share <= part:
+        return [best]
+    safe = plan(replace(chains, memory_scale=part))
+    if is_risky(safe):
+        return [best]
+    return [replace(safe, lower_bound_s=best.lower_bound_s), best]
+
+
+def _placed(chains: Chains, start: Estimate | None) -> Estimate:
+    """Return the best estimate for the devices' part of the memory; see `plan_placements`."""
+    cost_model, effort = chains.cost_model, chains.effort
+    solution = solve_chains(chains, () if start is None else (start.strategy.placement,))
     leaders = {key_of(leader): leader for leader in solution.leaders}
     for leader in solution.leaders:
         refined = chains.best(leader.placement)
@@ -76,21 +119,6 @@ def plan_placement(
     swapped = swap_replicas(chains, best)
     best = climb(cost_model, swapped, most_stages=effort.max_climbed_stages)
     return replace(best, lower_bound_s=solution.lower_bound_s)
-
-
-def plan_listed(
-    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
-) -> Estimate:
-    """Cut a candidate on devices in hostfile order, and estimate it.
-
-    If devices stay idle, they are whole classes of nodes or the last devices of other classes.
-
-    Returns:
-        The best estimate. If nothing fits, one that would be good without memory limits.
-    """
-    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
-    orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
-    return min((chains.estimate(chains.best(order)) for order in orders), key=leader_order)
 
 
 def simple_plans(
@@ -133,19 +161,20 @@ def solve_placement(
     return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
 
 
-def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSolution:
+def solve_chains(chains: Chains, starts: Sequence[tuple[int, ...]] = ()) -> PlacementSolution:
     """Find the best placements by the objective, as `solve_placement` does.
 
     Args:
         chains: Cuts and estimates of the candidate; new estimates are cached in it.
-        starts: Placements to start from; by default one for each of `class_orders`.
+        starts: Devices to start from, in the order of the ranks; by default `class_orders`.
     """
     cluster, effort = chains.cost_model.experiment.cluster, chains.effort
-    seeds = list(starts) or [
-        chains.best(order) for order in class_orders(cluster, chains.candidate, effort)
-    ]
-    feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
-    built = build_problem(chains.cost_model, chains.candidate, effort)
+    orders = starts or class_orders(cluster, chains.candidate, effort)
+    seeds = [chains.best(order) for order in orders]
+    feasible = [seed for seed in seeds if chains.fits(seed)]
+    built = build_problem(
+        chains.cost_model, chains.candidate, effort, memory_scale=chains.memory_scale
+    )
     if built is None:
         return _ordered(chains, feasible, seeds, bound_s=None)
     known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)

@@ -129,6 +129,7 @@ class Chains:
     cost_model: CostModel
     candidate: Candidate  # degrees
     effort: SearchEffort = EFFORT
+    memory_scale: float = 1.0  # every device's memory is multiplied by it
     _costs: dict[tuple[int, ...], StageCosts] = field(init=False, default_factory=dict)
     _chains: dict[tuple[int, ...], Strategy] = field(init=False, default_factory=dict)
     _estimates: dict[Key, Estimate] = field(init=False, default_factory=dict)
@@ -141,7 +142,12 @@ class Chains:
             placement: Device of every rank.
         """
         if placement not in self._chains:
-            bounds = best_bounds(self.cost_model.experiment, self._costs_on(placement), self.effort)
+            bounds = best_bounds(
+                self.cost_model.experiment,
+                self._costs_on(placement),
+                self.effort,
+                memory_scale=self.memory_scale,
+            )
             self._chains[placement] = Strategy.uniform(self.candidate, bounds, placement)
         return self._chains[placement]
 
@@ -152,6 +158,11 @@ class Chains:
             costs = self._costs_on(strategy.placement)
             self._estimates[key] = self.cost_model.estimate_from(costs, strategy)
         return self._estimates[key]
+
+    def fits(self, strategy: Strategy) -> bool:
+        """Return whether a strategy of the candidate can run with this part of the memory."""
+        estimate = self.estimate(strategy)
+        return estimate.feasible and estimate.memory_share <= self.memory_scale
 
     def may_take(self, strategy: Strategy, limit_s: float) -> bool:
         """Return False only if a strategy certainly takes longer than a limit."""

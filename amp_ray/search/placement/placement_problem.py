@@ -38,18 +38,24 @@ class StageNeeds:
     tied_counts: bool  # whether the time of tied weights depends on the stages at both ends
 
 
-def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: bool) -> StageNeeds:
+def stage_needs(
+    cost_model: CostModel, candidate: Candidate, *, tied_counts: bool, memory_scale: float = 1.0
+) -> StageNeeds:
     """Return the memory and layers that the stages of a candidate need.
 
     Args:
         cost_model: Cost model of the experiment.
         candidate: Degrees.
         tied_counts: Whether the time of tied weights depends on the stages at both ends.
+        memory_scale: Every device's memory is multiplied by it.
     """
     model, traits = cost_model.experiment.model, cost_model.experiment.traits
     memory = cost_model.memory(candidate)
     sizes = {float(device.memory_bytes) for device in cost_model.experiment.cluster.device_types}
-    starts = {size: memory.earliest_starts(np.full(candidate.pp, size)) for size in sorted(sizes)}
+    starts = {
+        size: memory.earliest_starts(np.full(candidate.pp, memory_scale * size))
+        for size in sorted(sizes)
+    }
     if traits.partition == "even-blocks":
         bounds = even_block_bounds(model, candidate.pp)
         starts = {size: _only(bounds, start) for size, start in starts.items()}
@@ -276,9 +282,19 @@ class BuiltProblem:
 
 
 def build_problem(
-    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+    cost_model: CostModel,
+    candidate: Candidate,
+    effort: SearchEffort = EFFORT,
+    *,
+    memory_scale: float = 1.0,
 ) -> BuiltProblem | None:
     """Build the problem of the placements of a candidate.
+
+    Args:
+        cost_model: Cost model of the experiment.
+        candidate: Degrees.
+        effort: Limits of the search.
+        memory_scale: Every device's memory is multiplied by it.
 
     Returns:
         The problem with the widest scope that is not too large. None if tensor-parallel groups do
@@ -295,7 +311,11 @@ def build_problem(
         if problem is None:
             continue
         built = BuiltProblem(problem=problem, scope=scope)
-        return _with_ends(cost_model, candidate, built, effort) or built
+        built = _with_ends(cost_model, candidate, built, effort) or built
+        needs = stage_needs(
+            cost_model, candidate, tied_counts=built.scope.ends, memory_scale=memory_scale
+        )
+        return replace(built, problem=replace(built.problem, needs=needs))
     return None
 
 

@@ -101,8 +101,8 @@ def test_a_script_proves_its_plan_by_trials_and_their_table_answers_the_next_stu
         for study in (result, replayed)
     )
     assert replayed_s == pytest.approx(measured_s)
-    # On a busy machine some times are unsteady, in the table, too. They count with their predictions,
-    # so the fastest is the one with the least expected time.
+    # On a busy machine some times are unsteady, in the table, too. They count with their
+    # predictions, so the fastest is the one with the least expected time.
     tried = [row for row in replayed["ranking"] if row["measured_s"] is not None]
     fastest = min(tried, key=lambda row: row["iteration_time_s"])
     assert len(tried) == 3
