@@ -81,8 +81,8 @@ class SpacePlanner:
             candidate: Its recompute and ZeRO setting are fixed.
 
         Returns:
-            Plans, best first: of a grid whose best plan may run out of memory, the best safe one,
-            if there is any, and that plan.
+            The best plan; of a grid perhaps also a worse one, which may be better with other
+            recompute.
         """
         if isinstance(candidate, GroupsCandidate):
             return [plan_stage_groups(self.device_groups, candidate)]

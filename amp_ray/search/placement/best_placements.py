@@ -36,7 +36,7 @@ from amp_ray.search.placement.local_search import (
 from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
 from amp_ray.search.placement.placement_prices import Prices
 from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
-from amp_ray.search.ranking import is_risky, leader_order
+from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import has_groups
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
@@ -58,13 +58,14 @@ def plan_placements(
         effort: Limits of the search.
 
     Returns:
-        The best estimate; if it may run out of memory, before it the best safe one, if there is
-        any. If nothing fits, the estimate that would be best without memory limits. In space
-        `heterogeneous` they have no lower bound, since all plans are compared by simulated time,
-        which may be less than the closed form.
+        The best estimate, and perhaps a worse one with other devices or cuts: if some plans are
+        likely to run out of memory, the search is repeated for the memory that safe ones may need.
+        If nothing fits, the first would be best without memory limits. In space `heterogeneous`
+        they have no lower bound, since all plans are compared by simulated time, which may be less
+        than the closed form.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
-    return _safe_first(chains, lambda part: _placed(part, start))
+    return _best_and_safe(chains, lambda part: _placed(part, start))
 
 
 def plan_listed(
@@ -75,8 +76,7 @@ def plan_listed(
     If devices stay idle, they are whole classes of nodes or the last devices of other classes.
 
     Returns:
-        The best estimate; if it may run out of memory, before it the best safe one, if there is
-        any. If nothing fits, one that would be good without memory limits.
+        The best estimate, and perhaps a worse one, as `plan_placements` does.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
@@ -84,23 +84,26 @@ def plan_listed(
     def best(part: Chains) -> Estimate:
         return min((part.estimate(part.best(order)) for order in orders), key=leader_order)
 
-    return _safe_first(chains, best)
+    return _best_and_safe(chains, best)
 
 
-def _safe_first(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[Estimate]:
-    """Return a plan for the whole memory; if it may run out of it, a safe one first.
+def _best_and_safe(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[Estimate]:
+    """Return the best plan for the whole memory, and the best safe one, if they differ.
 
     Args:
         chains: Of the candidate, with the whole memory.
         plan: Returns the best plan for a part of the memory.
+
+    Returns:
+        One or two plans, best first.
     """
     best, part = plan(chains), safe_memory_fraction(chains.cost_model.experiment.constants)
-    if not best.feasible or best.memory_share <= part:
+    if not any(one.feasible and one.memory_share > part for one in chains.estimates):
         return [best]
     safe = plan(replace(chains, memory_scale=part))
-    if is_risky(safe):
+    if not safe.feasible or safe.strategy == best.strategy:
         return [best]
-    return [replace(safe, lower_bound_s=best.lower_bound_s), best]
+    return sorted((best, replace(safe, lower_bound_s=best.lower_bound_s)), key=leader_order)
 
 
 def _placed(chains: Chains, start: Estimate | None) -> Estimate:

@@ -4,7 +4,7 @@ Moves shift cuts, swap replicas or reorder stages while the simulated time falls
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, combinations, islice, pairwise, permutations
 
@@ -158,6 +158,11 @@ class Chains:
             costs = self._costs_on(strategy.placement)
             self._estimates[key] = self.cost_model.estimate_from(costs, strategy)
         return self._estimates[key]
+
+    @property
+    def estimates(self) -> Collection[Estimate]:
+        """All estimates so far."""
+        return self._estimates.values()
 
     def fits(self, strategy: Strategy) -> bool:
         """Return whether a strategy of the candidate can run with this part of the memory."""
