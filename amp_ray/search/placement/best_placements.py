@@ -107,7 +107,7 @@ def _best_and_safe(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[E
 
 
 def _placed(chains: Chains, start: Estimate | None) -> Estimate:
-    """Return the best estimate for the devices' part of the memory; see `plan_placements`."""
+    """Return the best estimate with the chains' part of the memory; see `plan_placements`."""
     cost_model, effort = chains.cost_model, chains.effort
     solution = solve_chains(chains, () if start is None else (start.strategy.placement,))
     leaders = {key_of(leader): leader for leader in solution.leaders}
@@ -175,9 +175,7 @@ def solve_chains(chains: Chains, starts: Sequence[tuple[int, ...]] = ()) -> Plac
     orders = starts or class_orders(cluster, chains.candidate, effort)
     seeds = [chains.best(order) for order in orders]
     feasible = [seed for seed in seeds if chains.fits(seed)]
-    built = build_problem(
-        chains.cost_model, chains.candidate, effort, memory_scale=chains.memory_scale
-    )
+    built = build_problem(chains.cost_model, chains.candidate, effort, chains.memory_scale)
     if built is None:
         return _ordered(chains, feasible, seeds, bound_s=None)
     known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)

@@ -39,15 +39,15 @@ class StageNeeds:
 
 
 def stage_needs(
-    cost_model: CostModel, candidate: Candidate, *, tied_counts: bool, memory_scale: float = 1.0
+    cost_model: CostModel, candidate: Candidate, memory_scale: float, *, tied_counts: bool
 ) -> StageNeeds:
     """Return the memory and layers that the stages of a candidate need.
 
     Args:
         cost_model: Cost model of the experiment.
         candidate: Degrees.
-        tied_counts: Whether the time of tied weights depends on the stages at both ends.
         memory_scale: Every device's memory is multiplied by it.
+        tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
     model, traits = cost_model.experiment.model, cost_model.experiment.traits
     memory = cost_model.memory(candidate)
@@ -285,7 +285,6 @@ def build_problem(
     cost_model: CostModel,
     candidate: Candidate,
     effort: SearchEffort = EFFORT,
-    *,
     memory_scale: float = 1.0,
 ) -> BuiltProblem | None:
     """Build the problem of the placements of a candidate.
@@ -307,20 +306,20 @@ def build_problem(
     ):
         return None
     for scope in _scopes(cost_model, candidate, effort):
-        problem = build_within(cost_model, candidate, scope, effort)
+        problem = build_within(cost_model, candidate, scope, effort, memory_scale)
         if problem is None:
             continue
         built = BuiltProblem(problem=problem, scope=scope)
-        built = _with_ends(cost_model, candidate, built, effort) or built
-        needs = stage_needs(
-            cost_model, candidate, tied_counts=built.scope.ends, memory_scale=memory_scale
-        )
-        return replace(built, problem=replace(built.problem, needs=needs))
+        return _with_ends(cost_model, candidate, built, effort, memory_scale) or built
     return None
 
 
 def build_within(
-    cost_model: CostModel, candidate: Candidate, scope: Scope, effort: SearchEffort = EFFORT
+    cost_model: CostModel,
+    candidate: Candidate,
+    scope: Scope,
+    effort: SearchEffort = EFFORT,
+    memory_scale: float = 1.0,
 ) -> PlacementProblem | None:
     """Build the problem of the placements of a candidate within a scope.
 
@@ -329,6 +328,7 @@ def build_within(
         candidate: Its tensor-parallel groups fit into nodes.
         scope: Which placements to cover.
         effort: Limits of the search.
+        memory_scale: Every device's memory is multiplied by it.
 
     Returns:
         The problem; None if there are too many placements.
@@ -356,7 +356,7 @@ def build_within(
         graph=FlatGraph(levels=levels),
         moves=tuple(moves),
         prices=prices,
-        needs=stage_needs(cost_model, candidate, tied_counts=scope.ends),
+        needs=stage_needs(cost_model, candidate, memory_scale, tied_counts=scope.ends),
         blocking=cost_model.experiment.traits.blocking_transfers,
     )
 
@@ -372,7 +372,11 @@ def _scopes(cost_model: CostModel, candidate: Candidate, effort: SearchEffort) -
 
 
 def _with_ends(
-    cost_model: CostModel, candidate: Candidate, built: BuiltProblem, effort: SearchEffort
+    cost_model: CostModel,
+    candidate: Candidate,
+    built: BuiltProblem,
+    effort: SearchEffort,
+    memory_scale: float,
 ) -> BuiltProblem | None:
     """Rebuild the problem with the nodes of both ends in its states, if a weight is tied."""
     tied = cost_model.weights(candidate.options.tp).tied is not None and candidate.pp > 1
@@ -380,5 +384,5 @@ def _with_ends(
         return None
     most = min(built.scope.max_options, effort.max_options_with_ends)
     scope = replace(built.scope, ends=True, max_options=most)
-    problem = build_within(cost_model, candidate, scope, effort)
+    problem = build_within(cost_model, candidate, scope, effort, memory_scale)
     return None if problem is None else BuiltProblem(problem=problem, scope=scope)
