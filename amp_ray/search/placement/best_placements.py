@@ -35,7 +35,12 @@ from amp_ray.search.placement.local_search import (
 )
 from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
 from amp_ray.search.placement.placement_prices import Prices
-from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
+from amp_ray.search.placement.placement_problem import (
+    BuiltProblem,
+    PlacementProblem,
+    build_problem,
+    stage_needs,
+)
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import has_groups
 from amp_ray.strategies.candidate import Candidate
@@ -65,7 +70,8 @@ def plan_placements(
         than the closed form.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
-    return _best_and_safe(chains, lambda part: _placed(part, start))
+    built = build_problem(cost_model, candidate, effort)
+    return _best_and_safe(chains, lambda part: _placed(part, built, start))
 
 
 def plan_listed(
@@ -106,10 +112,11 @@ def _best_and_safe(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[E
     return sorted((best, replace(safe, lower_bound_s=best.lower_bound_s)), key=leader_order)
 
 
-def _placed(chains: Chains, start: Estimate | None) -> Estimate:
+def _placed(chains: Chains, built: BuiltProblem | None, start: Estimate | None) -> Estimate:
     """Return the best estimate with the chains' part of the memory; see `plan_placements`."""
     cost_model, effort = chains.cost_model, chains.effort
-    solution = solve_chains(chains, () if start is None else (start.strategy.placement,))
+    starts = () if start is None else (start.strategy.placement,)
+    solution = solve_chains(chains, built, starts)
     leaders = {key_of(leader): leader for leader in solution.leaders}
     for leader in solution.leaders:
         refined = chains.best(leader.placement)
@@ -161,37 +168,45 @@ def solve_placement(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> PlacementSolution:
     """Find the best placements by the objective."""
-    return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
+    return solve_chains(chains, build_problem(cost_model, candidate, effort))
 
 
-def solve_chains(chains: Chains, starts: Sequence[tuple[int, ...]] = ()) -> PlacementSolution:
+def solve_chains(
+    chains: Chains, built: BuiltProblem | None, starts: Sequence[tuple[int, ...]] = ()
+) -> PlacementSolution:
     """Find the best placements by the objective, as `solve_placement` does.
 
     Args:
         chains: Cuts and estimates of the candidate; new estimates are cached in it.
+        built: The candidate's problem for the whole memory, as `build_problem` returns it.
         starts: Devices to start from, in the order of the ranks; by default `class_orders`.
     """
     cluster, effort = chains.cost_model.experiment.cluster, chains.effort
     orders = starts or class_orders(cluster, chains.candidate, effort)
     seeds = [chains.best(order) for order in orders]
     feasible = [seed for seed in seeds if chains.fits(seed)]
-    built = build_problem(chains.cost_model, chains.candidate, effort, chains.memory_scale)
     if built is None:
         return _ordered(chains, feasible, seeds, bound_s=None)
+    problem = built.problem
+    if chains.memory_scale != 1:
+        model, scale, tied_counts = chains.cost_model, chains.memory_scale, built.scope.ends
+        needs = stage_needs(model, chains.candidate, scale, tied_counts=tied_counts)
+        problem = replace(problem, needs=needs)
     known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)
     search = StepEndSearch(
-        problem=built.problem,
+        problem=problem,
         upper_bound_s=known_s * (1 + ROUNDING),
         most_work=effort.max_placement_work,
         min_caps=effort.min_placement_caps,
     )
     search.run()
     if not search.placements and not feasible:
-        solution = without_limits(built.problem.problem, effort)
-        roomy = () if solution is None else (_strategy(built.problem, solution),)
+        solution = without_limits(problem.problem, effort)
+        roomy = () if solution is None else (_strategy(problem, solution),)
         return PlacementSolution(leaders=(*roomy, *seeds))
     best = sorted(search.placements, key=lambda placed: (placed.value_s, placed.step_end_s))
-    leaders = [_strategy(built.problem, placed) for placed in best[: effort.max_leaders]]
+    leaders = [_strategy(problem, placed) for placed in best[: effort.max_leaders]]
     bound_s = search.lower_bound_s if built.scope.is_whole else None
     return _ordered(chains, [*leaders, *feasible], [*leaders, *seeds], bound_s=bound_s)
 

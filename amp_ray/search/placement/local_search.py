@@ -130,10 +130,11 @@ class Chains:
     candidate: Candidate  # degrees
     effort: SearchEffort = EFFORT
     memory_scale: float = 1.0  # every device's memory is multiplied by it
-    _costs: dict[tuple[int, ...], StageCosts] = field(init=False, default_factory=dict)
     _chains: dict[tuple[int, ...], Strategy] = field(init=False, default_factory=dict)
-    _estimates: dict[Key, Estimate] = field(init=False, default_factory=dict)
-    _objectives_s: dict[Key, float] = field(init=False, default_factory=dict)
+    # These do not depend on the scale, so copies for another one share them
+    _costs: dict[tuple[int, ...], StageCosts] = field(default_factory=dict)
+    _estimates: dict[Key, Estimate] = field(default_factory=dict)
+    _objectives_s: dict[Key, float] = field(default_factory=dict)
 
     def best(self, placement: tuple[int, ...]) -> Strategy:
         """Return the strategy with the best cuts for a placement, ignoring the step end.

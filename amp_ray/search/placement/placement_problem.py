@@ -39,7 +39,7 @@ class StageNeeds:
 
 
 def stage_needs(
-    cost_model: CostModel, candidate: Candidate, memory_scale: float, *, tied_counts: bool
+    cost_model: CostModel, candidate: Candidate, memory_scale: float = 1.0, *, tied_counts: bool
 ) -> StageNeeds:
     """Return the memory and layers that the stages of a candidate need.
 
@@ -282,18 +282,9 @@ class BuiltProblem:
 
 
 def build_problem(
-    cost_model: CostModel,
-    candidate: Candidate,
-    effort: SearchEffort = EFFORT,
-    memory_scale: float = 1.0,
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> BuiltProblem | None:
     """Build the problem of the placements of a candidate.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Degrees.
-        effort: Limits of the search.
-        memory_scale: Every device's memory is multiplied by it.
 
     Returns:
         The problem with the widest scope that is not too large. None if tensor-parallel groups do
@@ -306,20 +297,16 @@ def build_problem(
     ):
         return None
     for scope in _scopes(cost_model, candidate, effort):
-        problem = build_within(cost_model, candidate, scope, effort, memory_scale)
+        problem = build_within(cost_model, candidate, scope, effort)
         if problem is None:
             continue
         built = BuiltProblem(problem=problem, scope=scope)
-        return _with_ends(cost_model, candidate, built, effort, memory_scale) or built
+        return _with_ends(cost_model, candidate, built, effort) or built
     return None
 
 
 def build_within(
-    cost_model: CostModel,
-    candidate: Candidate,
-    scope: Scope,
-    effort: SearchEffort = EFFORT,
-    memory_scale: float = 1.0,
+    cost_model: CostModel, candidate: Candidate, scope: Scope, effort: SearchEffort = EFFORT
 ) -> PlacementProblem | None:
     """Build the problem of the placements of a candidate within a scope.
 
@@ -328,7 +315,6 @@ def build_within(
         candidate: Its tensor-parallel groups fit into nodes.
         scope: Which placements to cover.
         effort: Limits of the search.
-        memory_scale: Every device's memory is multiplied by it.
 
     Returns:
         The problem; None if there are too many placements.
@@ -356,7 +342,7 @@ def build_within(
         graph=FlatGraph(levels=levels),
         moves=tuple(moves),
         prices=prices,
-        needs=stage_needs(cost_model, candidate, memory_scale, tied_counts=scope.ends),
+        needs=stage_needs(cost_model, candidate, tied_counts=scope.ends),
         blocking=cost_model.experiment.traits.blocking_transfers,
     )
 
@@ -372,11 +358,7 @@ def _scopes(cost_model: CostModel, candidate: Candidate, effort: SearchEffort) -
 
 
 def _with_ends(
-    cost_model: CostModel,
-    candidate: Candidate,
-    built: BuiltProblem,
-    effort: SearchEffort,
-    memory_scale: float,
+    cost_model: CostModel, candidate: Candidate, built: BuiltProblem, effort: SearchEffort
 ) -> BuiltProblem | None:
     """Rebuild the problem with the nodes of both ends in its states, if a weight is tied."""
     tied = cost_model.weights(candidate.options.tp).tied is not None and candidate.pp > 1
@@ -384,5 +366,5 @@ def _with_ends(
         return None
     most = min(built.scope.max_options, effort.max_options_with_ends)
     scope = replace(built.scope, ends=True, max_options=most)
-    problem = build_within(cost_model, candidate, scope, effort, memory_scale)
+    problem = build_within(cost_model, candidate, scope, effort)
     return None if problem is None else BuiltProblem(problem=problem, scope=scope)
