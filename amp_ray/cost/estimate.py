@@ -160,10 +160,16 @@ class Estimate:
         return not self.reasons
 
     @property
+    def fullest_bytes(self) -> tuple[float, float] | None:
+        """Need and limit of the stage closest to its limit; None for a model without memory."""
+        pairs = zip(self.peak_memory_bytes, self.memory_limit_bytes, strict=True)
+        return max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
+
+    @property
     def memory_share(self) -> float:
         """Largest share of its device's memory that a stage needs; 0 for a model without memory."""
-        pairs = zip(self.peak_memory_bytes, self.memory_limit_bytes, strict=True)
-        return max((peak / limit for peak, limit in pairs), default=0.0)
+        peak, limit = self.fullest_bytes or (0.0, 1.0)
+        return peak / limit
 
     def taking(self, seconds: float) -> Self:
         """Return the estimate with another iteration time, such as a measured one.

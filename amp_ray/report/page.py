@@ -293,9 +293,8 @@ def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
         figures.append(("tokens per second", f"{best.tokens_per_s:,.0f}"))
     if full.get("mfu"):
         figures.append(("model FLOPs utilisation", f"{full['mfu']:.1%}"))
-    if best.peak_memory_bytes:
-        pairs = zip(best.peak_memory_bytes, best.memory_limit_bytes, strict=True)
-        peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
+    if best.fullest_bytes:
+        peak, limit = best.fullest_bytes
         figures.append(
             ("memory of the fullest stage", f"{peak / GIB:.1f} of {limit / GIB:.1f} GiB")
         )

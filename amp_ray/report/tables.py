@@ -347,10 +347,9 @@ def _part(name: str, estimate: Estimate) -> str | None:
 
 def _memory(estimate: Estimate) -> str | None:
     """Return the memory of the stage that is closest to its limit."""
-    if not estimate.peak_memory_bytes:
+    if estimate.fullest_bytes is None:
         return None
-    pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
-    peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
+    peak, limit = estimate.fullest_bytes
     return f"{peak / GIB:.1f}/{limit / GIB:.1f}"
 
 
