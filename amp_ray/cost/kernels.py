@@ -18,7 +18,7 @@ def time_1f1b(
     passes_s: FloatArray,
     sends_s: FloatArray,
     num_micro_batches: int,
-    blocking: bool,  # noqa: FBT001 - compiled code has no keywords
+    blocking: bool,  # noqa: FBT001 - kernels take arguments by position
     duplex: bool,  # noqa: FBT001
 ) -> float:
     """Time one iteration of 1F1B.
@@ -83,7 +83,7 @@ def time_chunks(
     sends_s: FloatArray,
     order: IntArray,
     ahead: IntArray,
-    blocking: bool,  # noqa: FBT001 - compiled code has no keywords
+    blocking: bool,  # noqa: FBT001 - kernels take arguments by position
     duplex: bool,  # noqa: FBT001
 ) -> float:
     """Time chunks or token slices: stage ``j`` has chunks ``j``, ``j + pp``, ... of the model.
@@ -252,7 +252,7 @@ def _fill_starts(
     tied: FloatArray,
     limits: FloatArray,
     goes_on: BoolArray,
-    from_first: bool,  # noqa: FBT001 - compiled code has no keywords
+    from_first: bool,  # noqa: FBT001 - kernels take arguments by position
     most: FloatArray,
     at_once: BoolArray,
     starts: IntArray,
@@ -337,7 +337,7 @@ def _fill_parts(
     tied: FloatArray,
     limits: FloatArray,
     goes_on: BoolArray,
-    from_first: bool,  # noqa: FBT001 - compiled code has no keywords
+    from_first: bool,  # noqa: FBT001 - kernels take arguments by position
     at_once: BoolArray,
     starts: IntArray,
 ) -> None:

@@ -425,12 +425,12 @@ class Moves:
         and then more replicas wait for each other.
         """
         ends = [set(accumulate(use.shares)) for use in layout]
-        for one, other in permutations(range(len(layout)), 2):
-            use = layout[other]
-            if abs(one - other) > 1 or use in before:
+        neighbours = map(permutations, pairwise(range(len(layout))))
+        for one, other in chain.from_iterable(neighbours):
+            use, types = layout[other], self._types_of(layout[other].replicas)
+            if use in before or len(set(types)) == 1:
                 continue
-            types = self._types_of(use.replicas)
-            for end in sorted(ends[one] - ends[other]) if len(set(types)) > 1 else ():
+            for end in sorted(ends[one] - ends[other]):
                 if shares := self._divided_at(end, use, types):
                     yield (*layout[:other], use._replace(shares=shares), *layout[other + 1 :])
 
