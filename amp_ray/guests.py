@@ -30,6 +30,15 @@ EXPERIMENT_EXPORTS: Final = {"metis": f"{_FOLDER}.metis2024.profile_export:expor
 IMPORTS: Final = {"metis": f"{_FOLDER}.metis2024.inputs:import_inputs"}
 """Programs whose inputs become an experiment file."""
 
+PROFILES: Final = {
+    "aceso": f"{_FOLDER}.aceso2024.profile:read_aceso_profile",
+    "metis": f"{_FOLDER}.metis2024.profile:read_metis_profile",
+}
+"""Readers of foreign profiles, by ``profile.source``."""
+
+PROFILE_SUFFIXES: Final = {"aceso": ".csv", "metis": ".json"}
+"""Suffix of the files of these profiles."""
+
 STRATEGY_FILES: Final = {"num_ops_in_each_stage": f"{_FOLDER}.aceso2024.plan_file:read_aceso_plan"}
 """Readers of foreign JSON files with one strategy, by a top-level key of only these files."""
 

@@ -36,7 +36,6 @@ from amp_ray.exports.torchtitan import titan_config
 from amp_ray.exports.trace import trace
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
-from amp_ray.inputs.profiles.metis import SUFFIX
 from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_test
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, RANGES, read_trace, trace_folder
 from amp_ray.inputs.yaml_text import parse_yaml
@@ -313,7 +312,9 @@ def metis(
     imported = read(
         (str(hostfile), read_text(hostfile)),
         (str(clusterfile), read_text(clusterfile)),
-        None if profile is None else (str(profile), read_texts(profile, (SUFFIX,))),
+        None
+        if profile is None
+        else (str(profile), read_texts(profile, (guests.PROFILE_SUFFIXES["metis"],))),
         unit=unit,
         figures=figures,
         names={

@@ -24,10 +24,6 @@ from amp_ray.exports.reading import read_program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import SLICES_SUFFIX, Profile
-from amp_ray.inputs.profiles.aceso import SUFFIX as ACESO_SUFFIX
-from amp_ray.inputs.profiles.aceso import read_aceso_profile
-from amp_ray.inputs.profiles.metis import SUFFIX as METIS_SUFFIX
-from amp_ray.inputs.profiles.metis import read_metis_profile
 from amp_ray.inputs.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
 from amp_ray.inputs.strategies import (
     Entry,
@@ -87,16 +83,14 @@ class ExperimentFiles:
         profiled: str | None = None,
     ) -> Profile:
         """Read a profile in another planner's format; log its notes for the user."""
-        if source == "aceso":
-            assert profiled is not None, "refused where the experiment is checked"
-            files = read_texts(self._locate(name), (ACESO_SUFFIX,))
-            profile = read_aceso_profile(
-                files, folder=name, profiled=profiled, model=model, devices=devices
-            )
-        else:
-            assert source == "metis", source
-            files = read_texts(self._locate(name), (METIS_SUFFIX,))
-            profile = read_metis_profile(files, folder=name, model=model, devices=devices)
+        read = guests.load(guests.PROFILES[source], f"profile.source {source!r}")
+        profile: Profile = read(
+            read_texts(self._locate(name), (guests.PROFILE_SUFFIXES[source],)),
+            folder=name,
+            profiled=profiled,
+            model=model,
+            devices=devices,
+        )
         origin = profile.operators or profile.published
         for note in origin.notes if origin else ():
             _LOGGER.info("%s", note)

@@ -27,12 +27,12 @@ COMMANDS: Final = {
     "plan table.yaml --json": (),
     "score gpt2.yaml --json --strategies strategies.csv": (),
     "export table.yaml --to csv": (),
-    "plan metis.yaml --json search.space=uniform": (),
+    "plan metis.yaml --json search.space=uniform": ("metis2024",),
     "plan amp.yaml --json --cost-model amp-2022": ("amp2022",),
     "plan metis.yaml --json --cost-model metis-2024": ("metis2024",),
     "export table.yaml --to metis -o {out}/metis": ("metis2024",),
     IMPORT: ("metis2024",),
-    "plan aceso.yaml --json": ("operators",),
+    "plan aceso.yaml --json": ("aceso2024", "operators"),
     "plan few.yaml --json search.space=operator": ("operators",),
     "plan aceso.yaml --json --cost-model aceso-2024": ("aceso2024", "operators"),
     "export aceso.yaml --to aceso": ("aceso2024", "operators"),
@@ -51,10 +51,8 @@ class Removed:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Removed())
-import amp_ray
 from amp_ray.cli import main
 
-amp_ray.load("aceso.yaml")  # a profile is read whoever is there to plan with it
 ended = []
 for words in lines:
     sys.argv = ["amp-ray", *words]
@@ -109,6 +107,7 @@ def test_the_tables_name_every_guest_that_can_be_asked_for(repository: Path) -> 
         guests.STRATEGY_EXPORTS,
         guests.EXPERIMENT_EXPORTS,
         guests.IMPORTS,
+        guests.PROFILES,
         guests.STRATEGY_FILES,
     )
     for table in tables:

@@ -19,11 +19,11 @@ import amp_ray
 from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.cli.diff import _load as load_compared
 from amp_ray.errors import InputError
-from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.inputs.profiles.nccl_tests import parse_nccl_test
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, read_trace
 from amp_ray.planners.aceso2024.plan_file import aceso_plan_text
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
+from amp_ray.planners.metis2024.profile import parse_metis_profile
 from amp_ray.planners.operators.strategy import operator_strategy
 from amp_ray.report.page import study_record
 from amp_ray.runtime.files import (

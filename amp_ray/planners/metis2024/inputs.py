@@ -22,10 +22,10 @@ from amp_ray.clusters.cluster import (
 from amp_ray.clusters.device import CATALOGUE, Device
 from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_line
-from amp_ray.inputs.profiles.metis import parse_metis_profile, profiled_type
 from amp_ray.inputs.section import Positive, Section, Text, validate
 from amp_ray.inputs.strict_text import content_lines, parse_json
 from amp_ray.inputs.yaml_text import Document
+from amp_ray.planners.metis2024.profile import parse_metis_profile, profiled_type
 from amp_ray.units import (
     BITS_PER_BYTE,
     GIB,

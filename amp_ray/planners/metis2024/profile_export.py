@@ -18,9 +18,9 @@ from amp_ray.cost.weights import Weights
 from amp_ray.errors import InputError
 from amp_ray.exports.chosen import Export
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.profiles.metis import SUFFIX
 from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile, layer_groups
 from amp_ray.planners.metis2024.inputs import metis_cluster_files
+from amp_ray.planners.metis2024.profile import SUFFIX
 from amp_ray.units import BYTES_PER_ELEMENT, MIB, MILLISECONDS_PER_SECOND
 
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)
@@ -30,7 +30,7 @@ DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)
 def metis_files(published: PublishedProfile, *, model_name: str) -> dict[str, str]:
     """Return a published profile in Metis's format, as text by file name.
 
-    `amp_ray.inputs.profiles.metis.parse_metis_profile` reads the files back. Entries without
+    `amp_ray.planners.metis2024.profile.parse_metis_profile` reads the files back. Entries without
     ``forward_backward_s`` are written without that key, and Metis's planner drops them.
     """
     return {

@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from amp_ray import guests
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.device import Device
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import Profile
-from amp_ray.inputs.profiles.aceso import read_aceso_profile
-from amp_ray.inputs.profiles.metis import read_metis_profile
 from amp_ray.inputs.yaml_text import Document, parse_yaml
 from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RUNTIMES
@@ -81,14 +80,10 @@ class MemoryFiles:
         profiled: str | None = None,
     ) -> Profile:
         """Return a profile in another planner's format."""
-        files = self.folder(name)
-        if source == "aceso":
-            assert profiled is not None
-            return read_aceso_profile(
-                files, folder=name, profiled=profiled, model=model, devices=devices
-            )
-        assert source == "metis", source
-        return read_metis_profile(files, folder=name, model=model, devices=devices)
+        profile: Profile = guests.load(guests.PROFILES[source], source)(
+            self.folder(name), folder=name, profiled=profiled, model=model, devices=devices
+        )
+        return profile
 
 
 def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experiment:

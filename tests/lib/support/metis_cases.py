@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile
 from amp_ray.planners.metis2024.groups import MetisLimits
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.metis2024.plan import MetisSetting
+from amp_ray.planners.metis2024.profile import parse_metis_profile
 from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
 from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files
 

@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.planners.metis2024.groups import MetisLimits
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.metis2024.plan import (
@@ -17,6 +16,7 @@ from amp_ray.planners.metis2024.plan import (
     metis_cost,
     metis_defects,
 )
+from amp_ray.planners.metis2024.profile import parse_metis_profile
 
 KINDS: Final = ("A100", "T4", "V100")
 SIZES: Final = (1, 2, 4)

@@ -12,7 +12,6 @@ import pytest
 
 from amp_ray.cost.estimate import Reason
 from amp_ray.inputs.operator_profile import OperatorKey, OperatorProfile
-from amp_ray.inputs.profiles.aceso import parse_aceso_profile
 from amp_ray.planners.aceso2024.cost import (
     AcesoCost,
     AcesoPlan,
@@ -20,6 +19,7 @@ from amp_ray.planners.aceso2024.cost import (
     collective_s,
     transfer_s,
 )
+from amp_ray.planners.aceso2024.profile import parse_aceso_profile
 from amp_ray.planners.operators.cost import NOT_PROFILED
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MIB

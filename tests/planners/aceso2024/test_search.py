@@ -11,7 +11,6 @@ import pytest
 
 from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.inputs.operator_profile import OperatorProfile
-from amp_ray.inputs.profiles.aceso import parse_aceso_profile
 from amp_ray.planners.aceso2024.cost import AcesoCost, AcesoPlan, aceso_cost
 from amp_ray.planners.aceso2024.planner import (
     AcesoSetting,
@@ -20,6 +19,7 @@ from amp_ray.planners.aceso2024.planner import (
     posed_problems,
     stage_options,
 )
+from amp_ray.planners.aceso2024.profile import parse_aceso_profile
 from amp_ray.planners.operators.partition.problem import MOST_GAP
 from amp_ray.planners.operators.partition.several import (
     BestStages,

@@ -9,9 +9,9 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
-from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.planners.metis2024.plan import MetisPlan
 from amp_ray.planners.metis2024.planner import Metis2024Planner, MetisTranslation
+from amp_ray.planners.metis2024.profile import parse_metis_profile
 from amp_ray.planners.metis2024.profile_export import metis_sizes
 from amp_ray.runtime.files import load_experiment
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.model import CostModel
-from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.inputs.published_profile import PublishedProfile
+from amp_ray.planners.metis2024.profile import parse_metis_profile
 from amp_ray.planners.metis2024.profile_export import metis_files, publish
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy

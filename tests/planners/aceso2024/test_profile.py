@@ -3,7 +3,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.inputs.operator_profile import OperatorKey, OperatorProfile
-from amp_ray.inputs.profiles.aceso import parse_aceso_profile
+from amp_ray.planners.aceso2024.profile import parse_aceso_profile
 from amp_ray.units import MIB
 from support.aceso import GPT_ROWS, T5_ROWS, aceso_files, resnet_rows
 

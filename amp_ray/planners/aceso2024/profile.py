@@ -514,7 +514,12 @@ def _notes(profile: OperatorProfile, folder: str) -> Iterator[str]:
 
 
 def read_aceso_profile(
-    files: Mapping[str, str], *, folder: str, profiled: str, model: Model, devices: Iterable[Device]
+    files: Mapping[str, str],
+    *,
+    folder: str,
+    profiled: str | None,
+    model: Model,
+    devices: Iterable[Device],
 ) -> Profile:
     """Read a folder of Aceso's profile files for an experiment; add a table of layers per device.
 
@@ -524,13 +529,15 @@ def read_aceso_profile(
     Args:
         files: All CSV files of the folder, as text by name.
         folder: Name of the folder, for messages.
-        profiled: Name of the model in the folder, such as ``gpt_1_3B``.
+        profiled: Name of the model in the folder, such as ``gpt_1_3B``; an experiment of this
+            source has one.
         model: Model of the experiment; its number of blocks applies to the chain of operators.
         devices: All are taken to be of the one measured type.
 
     Raises:
         InputError: If the folder lacks the model or a needed file, or a file is wrong.
     """
+    assert profiled is not None, "refused where the experiment is checked"
     operators = parse_aceso_profile(
         files, folder=folder, model=profiled, num_layers=model.shape.num_layers
     )

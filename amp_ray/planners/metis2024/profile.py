@@ -42,13 +42,19 @@ _ENDS: Final = 2  # input and output layer
 
 
 def read_metis_profile(
-    files: Mapping[str, str], *, folder: str, model: Model, devices: Iterable[Device]
+    files: Mapping[str, str],
+    *,
+    folder: str,
+    model: Model,
+    devices: Iterable[Device],
+    profiled: None = None,
 ) -> Profile:
     """Read a folder of Metis's profile files, given as text by name; return a table per device.
 
     Its times include tensor-parallel all-reduces. A profile is refused if it has another number of
-    layers or lacks one of the device types.
+    layers or lacks one of the device types. A folder has one model, so none is ``profiled``.
     """
+    assert profiled is None, "refused where the experiment is checked"
     published = parse_metis_profile(files, folder=folder)
     groups = _groups(model, published.num_layers, folder)
     tables: dict[str, DeviceTable] = {}

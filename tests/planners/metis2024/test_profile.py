@@ -13,9 +13,9 @@ from amp_ray.arrays import FloatArray
 from amp_ray.clusters.device import find_device
 from amp_ray.errors import InputError
 from amp_ray.inputs.profile import Profile
-from amp_ray.inputs.profiles.metis import parse_metis_profile, read_metis_profile
 from amp_ray.inputs.published_profile import PublishedEntry, layer_groups
 from amp_ray.models.model import Model
+from amp_ray.planners.metis2024.profile import parse_metis_profile, read_metis_profile
 from amp_ray.units import MIB
 from support.experiments import small_experiment
 from support.metis import metis_document, metis_profile_files
