@@ -340,7 +340,13 @@ def score(
     if planner.traits.has_constants:
         results = score_with_intervals(experiment, results, NUM_INTERVALS)
         results = tuple(with_remedies(experiment, results))
-    return Scores(experiment=experiment, cost_model=choice.name, planner=planner, results=results)
+    return Scores(
+        experiment=experiment,
+        cost_model=choice.name,
+        planner=planner,
+        results=results,
+        not_read=tuple(dict.fromkeys(note for entry in entries for note in entry.not_read)),
+    )
 
 
 def sweep(

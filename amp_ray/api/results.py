@@ -13,6 +13,7 @@ from rich.text import Text
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import NotRead
 from amp_ray.inputs.yaml_text import parse_value
 from amp_ray.redaction import redact_at
 from amp_ray.report.console import html_of
@@ -147,12 +148,17 @@ class Plan(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Scores(Shown):
-    """Estimates of the given strategies, in their order; a sequence of results."""
+    """Estimates of the given strategies, in their order; a sequence of results.
+
+    Args:
+        not_read: Keys of the strategies' file that may change a plan and are not modelled.
+    """
 
     experiment: Experiment
     cost_model: str
     planner: Planner
     results: tuple[Result, ...]
+    not_read: tuple[NotRead, ...] = ()
 
     def __len__(self) -> int:
         return len(self.results)
@@ -166,6 +172,8 @@ class Scores(Shown):
     def to_json(self) -> dict[str, Any]:
         """Return the object of ``score --json``."""
         rows = [row(result, None, self.experiment, self.planner) for result in self.results]
+        notes = list(map(str, self.not_read))
+        rows = [{**record, "warnings": record["warnings"] + notes} for record in rows]
         return {"schema": SCHEMA, "rows": rows}
 
     def records(self) -> list[dict[str, Any]]:
@@ -179,7 +187,8 @@ class Scores(Shown):
             f"{head_text([self.experiment], self.experiment.name)}\n"
             f"{strategies}, cost model {self.cost_model}"
         )
-        return ResultsTable(results=self.results, experiment=self.experiment, title=title)
+        drawn = ResultsTable(results=self.results, experiment=self.experiment, title=title)
+        return Group(drawn, *(Text(f"remark: {note}") for note in self.not_read))
 
     def __repr__(self) -> str:
         strategies = counted(len(self.results), "strategy", "strategies")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from amp_ray import api, guests
-from amp_ray.cli.exits import SUCCESS
+from amp_ray.cli.exits import SUCCESS, tell
 from amp_ray.cli.options import (
     STDOUT,
     cost_model_option,
@@ -196,6 +196,7 @@ def _chosen(
         results: Any = plan.feasible
     else:
         results = api.score(source, strategies_path, cost_model=cost_model)
+        tell(results.not_read)
     if number > len(results):
         raise InputError(
             f"--position {number}: there are {counted(len(results), 'strategy', 'strategies')}"
@@ -235,8 +236,7 @@ def _file_name(output: Path | None) -> str:
 
 def _write(export: Export, output: Path | None, title: str, *, is_folder: bool = False) -> None:
     """Write a file or a folder, and the notes to stderr."""
-    for note in export.notes:
-        click.echo(f"amp-ray: {note}", err=True)
+    tell(export.notes)
     if output is None or str(output) == STDOUT:
         click.echo(next(iter(export.files.values())), nl=False)
         return
@@ -328,8 +328,7 @@ def metis(
     build_experiment(parse_yaml(imported.text, file=str(output)), files)
     write_output(hosts, imported.hosts_text)
     write_output(output, imported.text)
-    for note in imported.notes:
-        click.echo(f"amp-ray: {note}", err=True)
+    tell(imported.notes)
     click.echo(f"{output}: plan it with: amp-ray plan {output}")
 
 

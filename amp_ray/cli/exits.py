@@ -7,7 +7,7 @@ is an error of the command; a standard error that cannot be written is not.
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -155,6 +155,12 @@ def _permissions() -> Iterator[None]:
 def _cut(line: str) -> str:
     """Cut a line with a very long quotation."""
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
+
+
+def tell(notes: Iterable[object]) -> None:
+    """Write notes to standard error, each once; see also `amp_ray.inputs.not_read`."""
+    for note in dict.fromkeys(map(str, notes)):
+        click.echo(f"amp-ray: {redact(note)}", err=True)
 
 
 def _complain(message: str, code: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED, table_console
+from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED, table_console, tell
 from amp_ray.cli.options import (
     experiment_argument,
     json_option,
@@ -161,8 +161,7 @@ def profile(
         _print(output, files, reports, links)
         click.echo(snippet)
     problems = [text for report in reports if (text := _problem(report, files, output))]
-    for problem in problems:
-        click.echo(f"amp-ray: {problem}", err=True)
+    tell(problems)
     return TRIALS_FAILED if problems else SUCCESS
 
 

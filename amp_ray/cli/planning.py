@@ -9,7 +9,7 @@ from rich.console import Group
 
 from amp_ray import api
 from amp_ray.calibration import calibration_to_json
-from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
+from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS, tell
 from amp_ray.cli.options import (
     calibration_options,
     cost_model_option,
@@ -151,7 +151,9 @@ def score(
             plan = api.plan(experiment, num_rows=1, progress=progress, **options)
         [best_row] = plan.to_json(num_rows=1)["ranking"] or [None]
         best, best_record = plan.best, {"best": best_row}
-    write_result(lambda: {**scores.to_json(), **best_record}, scores, json_target, wide=wide)
+    tell(scores.not_read)
+    drawn = replace(scores, not_read=())
+    write_result(lambda: {**scores.to_json(), **best_record}, drawn, json_target, wide=wide)
     if json_target is None and best is not None and isinstance(scores[0], Estimate):
         factor = scores[0].iteration_time_s / best.iteration_time_s
         click.echo(

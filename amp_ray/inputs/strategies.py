@@ -22,6 +22,7 @@ from pydantic import (
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Mistakes, Where, placed, shown
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import NotRead
 from amp_ray.inputs.section import Count, Flag, Index, Section, Text, by_type, validate
 from amp_ray.inputs.strict_text import (
     MOST_SECONDS,
@@ -430,6 +431,7 @@ class Entry:
     spread_s: float | None = None  # interquartile range of the measured steps, if known
     # Measured peak of each stage, or one figure for the largest of all; empty if not measured
     peak_memory_bytes: tuple[float, ...] = ()
+    not_read: tuple[NotRead, ...] = ()  # what its file sets beyond it
 
 
 def parse_strategies(text: str, *, file: str, experiment: Experiment) -> tuple[Entry, ...]:

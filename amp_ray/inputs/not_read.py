@@ -1,0 +1,66 @@
+"""Keys of another program's file that may change a plan and that nothing here reads.
+
+Every reader of foreign files reads a key, refuses it, or returns a `NotRead` that names it.
+Commands write it to stderr (`amp_ray.cli.exits.tell`), and rows have it as a warning. A key that no
+plan depends on, such as a path of data, is not mentioned.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from amp_ray.errors import printable
+
+_MOST_NAMES: Final = 20
+_LONGEST_NAME: Final = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRead:
+    """Keys of one file that are not read.
+
+    Example:
+        >>> print(NotRead(file="run.sh", names=("--tp-comm-overlap", "--optimizer")))
+        not read: --tp-comm-overlap, --optimizer (run.sh: not modelled)
+    """
+
+    file: str
+    names: tuple[str, ...]  # as the file writes them, without values, which may be secret
+    why: str = "not modelled"
+
+    def __str__(self) -> str:
+        names = [name[:_LONGEST_NAME] for name in self.names[:_MOST_NAMES]]
+        more = len(self.names) - len(names)
+        text = ", ".join([*names, *([f"and {more} more"] if more else [])])
+        return printable(f"not read: {text} ({self.file}: {self.why})").replace("\n", "\\n")
+
+
+def not_read(
+    names: Iterable[str],
+    file: str,
+    *,
+    known: Collection[str],
+    shown_as: str = "{}",
+    why: str = "not modelled",
+) -> tuple[NotRead, ...]:
+    """Return what to say about the names of a file: nothing, or one `NotRead`.
+
+    Args:
+        names: The file's keys or flags; repeated ones count once.
+        file: Its name.
+        known: Patterns (`fnmatch`) of the names that are read, and of those that no plan depends
+            on. Names that match none are named.
+        shown_as: Form of a name in the message, such as ``--{}``.
+        why: Reason why they are not read.
+
+    Example:
+        >>> not_read(["lr", "tp"], "run.sh", known=("tp", "lr*"))
+        ()
+    """
+    unread = tuple(
+        shown_as.format(name)
+        for name in dict.fromkeys(names)
+        if not any(fnmatchcase(name, pattern) for pattern in known)
+    )
+    return (NotRead(file=file, names=unread, why=why),) if unread else ()
