@@ -1,4 +1,4 @@
-"""A model's figures: from its keys in an experiment file, or a Hugging Face ``config.json``."""
+"""A model's figures, from its keys in an experiment file and from a ``config.json``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field, create_model
 
-from amp_ray.errors import InputError, Mistakes, Where, shown
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.inputs.model_config import Architecture, read_config
 from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text, Title
-from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import FOR_PEOPLE, MOST_LAYERS, BlockFigures, LayerList, ModelShape
 from amp_ray.units import GIGA, counted
 
@@ -59,6 +59,7 @@ _FIGURES: Final[Mapping[str, Any]] = {
     "blocks": Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)],
     "first_dense_layers": Index,
     "mtp_layers": Index,
+    "extra_parameters": Index,
     "attention_windows": Annotated[list[Index], Field(min_length=1)],
 }
 """Types of the figures that are neither a count of at least 1 nor a flag."""
@@ -117,6 +118,7 @@ _DECODER: Final = (
     "query_key_norm",
     "post_norms",
     "mtp_layers",
+    "extra_parameters",
 )
 """Figures of newer decoder families."""
 
@@ -167,9 +169,9 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
         file = str(section.config)
-        stated, of_config = figures, config_figures(config_text, file)
+        stated, (of_config, architecture) = figures, read_config(config_text, file)
         figures = of_config | stated
-        _check_complete(of_config["name"], file, figures)
+        _check_complete(architecture, file, figures)
         length = figures.get("sequence_length")
         if length and "sequence_length" not in stated:
             most = f"sequence_length {length}, the most of the model's configuration"
@@ -194,9 +196,9 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     return ModelShape(**figures | lists)
 
 
-def _check_complete(kind: str, file: str, figures: Mapping[str, Any]) -> None:
+def _check_complete(architecture: Architecture, file: str, figures: Mapping[str, Any]) -> None:
     """Refuse a configuration that lacks a figure which the file of the experiment does not set."""
-    keys = _KEYS.get(kind, _LLAMA_KEYS)
+    keys = architecture.keys
     mistakes = Mistakes()
     for figure in _NEEDED[figures["family"]]:
         if figure not in figures and figure in keys:
@@ -303,272 +305,3 @@ def _feed_forward(family: str, hidden: int) -> int:
     if family == "llama":
         return -(-8 * hidden // 3 // _GATED_MULTIPLE) * _GATED_MULTIPLE
     return 4 * hidden
-
-
-# ------------------------------------------------------------- Hugging Face's config.json
-
-_FAMILIES: Final[Mapping[str, str]] = {
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "llama",
-    "qwen3": "llama",
-    "phi3": "llama",
-    "gemma2": "llama",
-    "mixtral": "llama",
-    "qwen3_moe": "llama",
-    "deepseek_v2": "llama",
-    "deepseek_v3": "llama",
-    "gpt_oss": "llama",
-    "t5": "t5",
-    "vit": "vit",
-}
-
-_DECODER_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "num_layers": ("num_hidden_layers", "n_layer"),
-    "hidden_size": ("hidden_size", "n_embd"),
-    "num_heads": ("num_attention_heads", "n_head"),
-    "sequence_length": ("max_position_embeddings", "n_positions", "n_ctx"),
-    "vocab_size": ("vocab_size",),
-    "num_key_value_heads": ("num_key_value_heads",),
-    "feed_forward_size": ("intermediate_size", "n_inner"),
-    "tied_embedding": ("tie_word_embeddings",),
-}
-
-_LLAMA_KEYS: Final = {**_DECODER_KEYS, "attention_bias": ("attention_bias",)}
-_EXPERT_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok", "experts_per_token"),
-    "expert_feed_forward_size": ("moe_intermediate_size", "intermediate_size"),
-}
-_LATENT_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "key_value_rank": ("kv_lora_rank",),
-    "query_rank": ("q_lora_rank",),
-    "head_size": ("qk_nope_head_dim",),
-    "rotary_head_size": ("qk_rope_head_dim",),
-    "value_head_size": ("v_head_dim",),
-}
-_DEEPSEEK_KEYS: Final = {
-    **_LLAMA_KEYS,
-    **_EXPERT_KEYS,
-    **_LATENT_KEYS,
-    "first_dense_layers": ("first_k_dense_replace",),
-}
-
-_KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "gpt2": {key: names for key, names in _DECODER_KEYS.items() if key != "num_key_value_heads"},
-    "mixtral": {**_LLAMA_KEYS, **_EXPERT_KEYS},
-    "qwen3_moe": {**_LLAMA_KEYS, **_EXPERT_KEYS},
-    "gpt_oss": {**_LLAMA_KEYS, **_EXPERT_KEYS},
-    "deepseek_v2": _DEEPSEEK_KEYS,
-    "deepseek_v3": {**_DEEPSEEK_KEYS, "mtp_layers": ("num_nextn_predict_layers",)},
-    "t5": {
-        "num_layers": ("num_layers",),
-        "num_decoder_layers": ("num_decoder_layers",),
-        "hidden_size": ("d_model",),
-        "num_heads": ("num_heads",),
-        "head_size": ("d_kv",),
-        "feed_forward_size": ("d_ff",),
-        "sequence_length": ("n_positions",),
-        "vocab_size": ("vocab_size",),
-        "tied_embedding": ("tie_word_embeddings",),
-    },
-    "vit": {
-        "num_layers": ("num_hidden_layers",),
-        "hidden_size": ("hidden_size",),
-        "num_heads": ("num_attention_heads",),
-        "feed_forward_size": ("intermediate_size",),
-        "image_size": ("image_size",),
-        "patch_size": ("patch_size",),
-        "num_classes": ("num_labels",),
-    },
-}
-"""Keys of a configuration for each of our figures, by ``model_type``; the first one that exists
-counts. Types without an entry use llama's."""
-
-_FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "qwen2": {"attention_bias": True},
-    "qwen3": {"query_key_norm": True},
-    "qwen3_moe": {"query_key_norm": True},
-    "gemma2": {"post_norms": True, "tied_embedding": True},
-    "gpt_oss": dict.fromkeys(
-        ("attention_bias", "expert_bias", "clamped_activation", "scaled_rotation"), True
-    ),
-}
-"""Figures that are fixed for an architecture, unless its configuration sets them."""
-
-_NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
-    "gemma2": ("soft-capping of scores and logits",),
-    "gpt_oss": ("attention sinks", "biases of the output projection and the router"),
-}
-
-_OTHER_PARTS: Final = (
-    "expert",
-    "moe_",
-    "add_cross_attention",
-    "is_encoder_decoder",
-    "kv_lora_rank",
-    "q_lora_rank",
-)
-"""Parts of keys that turn a configuration into another architecture than its ``model_type``."""
-
-_WITH_PARTS: Final = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
-"""Architectures that have experts."""
-
-_READ: Final[Mapping[str, tuple[str, ...]]] = {
-    "t5": ("is_encoder_decoder", "add_cross_attention"),
-    "deepseek_v2": ("n_shared_experts", "moe_layer_freq"),
-    "deepseek_v3": ("n_shared_experts", "moe_layer_freq"),
-}
-"""Keys with such parts that are allowed for an architecture, besides its figures."""
-
-_PERIODS: Final[Mapping[str, tuple[bool, ...]]] = {
-    "mistral": (True,),
-    "mixtral": (True,),
-    "phi3": (True,),
-    "gemma2": (True, False),
-    "gpt_oss": (True, False),
-}
-"""Which blocks attend within ``sliding_window``: a pattern that repeats from the first block on."""
-
-_FLAGS: Final = ("tied_embedding", "attention_bias")
-_LARGEST_FIGURE: Final = 10**9
-_RGB: Final = 3
-
-
-def config_figures(text: str, file: str) -> dict[str, Any]:
-    """Read the figures of a configuration, under our names; the model's is its ``model_type``.
-
-    Raises:
-        InputError: If the architecture is unknown, a figure has the wrong type, or a key turns the
-            model into another architecture.
-    """
-    config = parse_json(text, file=file)
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        message = (
-            f"found {shown(kind)}; expected one of {', '.join(_FAMILIES)}. Set it to the nearest "
-            "(llama, or qwen3_moe with experts), or describe the blocks by model.blocks"
-        )
-        raise InputError(message, where=Where(file=file, key="model_type"))
-    keys = _KEYS.get(kind, _LLAMA_KEYS)
-    _check_parts(config, file, allowed=(*_READ.get(kind, ()), *sum(keys.values(), ())))
-    figures: dict[str, Any] = {}
-    mistakes = Mistakes()
-    for key, names in keys.items():
-        name = next((name for name in names if config.get(name) is not None), None)
-        if name is not None and (config[name] or key in _DECODER_KEYS):
-            with mistakes.collect():
-                figures[key] = _figure(config[name], key, Where(file=file, key=name))
-    mistakes.check()
-    figures = {"name": kind, "family": _FAMILIES[kind], **_FIXED.get(kind, {}), **figures}
-    if kind == "t5":
-        figures["gated_feed_forward"] = str(config.get("feed_forward_proj")).startswith("gated-")
-    elif kind == "vit":
-        _read_vit(config, figures, file)
-    elif figures["family"] == "llama":
-        _read_decoder(config, kind, figures, file)
-    return figures
-
-
-def _read_vit(config: Mapping[str, Any], figures: dict[str, Any], file: str) -> None:
-    """Add the number of classes; refuse pictures without exactly three colour channels."""
-    names = config.get("id2label")
-    if isinstance(names, dict) and names:
-        figures.setdefault("num_classes", len(names))
-    if config.get("num_channels", _RGB) != _RGB:
-        message = f"found {shown(config['num_channels'])}; expected {_RGB}"
-        raise InputError(message, where=Where(file=file, key="num_channels"))
-
-
-def _read_decoder(config: Mapping[str, Any], kind: str, figures: dict[str, Any], file: str) -> None:
-    """Add the figures that follow from several keys of a llama-like decoder."""
-    if "key_value_rank" not in figures:
-        figures |= _head_size(config, figures, file)
-    windows = _windows(config, kind, figures.get("num_layers", 0), file)
-    if any(windows):
-        figures["attention_windows"] = list(windows)
-    shared = config.get("n_shared_experts")
-    if shared and "expert_feed_forward_size" in figures:
-        where = Where(file=file, key="n_shared_experts")
-        count = _figure(shared, "n_shared_experts", where)
-        figures["shared_feed_forward_size"] = count * figures["expert_feed_forward_size"]
-    if "num_experts" in figures:
-        _check_all_have_experts(config, file)
-    if kind in _NOT_COUNTED:
-        figures["not_counted"] = _NOT_COUNTED[kind]
-
-
-def _head_size(config: Mapping[str, Any], figures: Mapping[str, Any], file: str) -> dict[str, int]:
-    """Return the width of a head if it does not follow from the hidden size."""
-    size = config.get("head_dim")
-    if size is None:
-        return {}
-    checked = _figure(size, "head_dim", Where(file=file, key="head_dim"))
-    hidden, heads = figures.get("hidden_size", 0), figures.get("num_heads", 0)
-    return {} if checked * heads == hidden else {"head_size": checked}
-
-
-def _windows(config: Mapping[str, Any], kind: str, num_layers: int, file: str) -> tuple[int, ...]:
-    """Return the window of each block, or of a period of blocks; 0 for all tokens."""
-    window, types = config.get("sliding_window"), config.get("layer_types")
-    if window is None or config.get("use_sliding_window") is False:
-        return ()
-    size = _figure(window, "sliding_window", Where(file=file, key="sliding_window"))
-    if types is not None:
-        sizes = {"sliding_attention": size, "full_attention": 0}
-        if not isinstance(types, list) or any(kind not in sizes for kind in types):
-            message = f"found {shown(types)}; expected a list of {' or '.join(sizes)}"
-            raise InputError(message, where=Where(file=file, key="layer_types"))
-        windows = tuple(sizes[kind] for kind in types)
-        return windows[:1] if len(set(windows)) == 1 else windows
-    if kind.startswith("qwen"):
-        first = config.get("max_window_layers")
-        full = first if isinstance(first, int) else num_layers
-        return tuple(size if index >= full else 0 for index in range(num_layers))
-    return tuple(size if slides else 0 for slides in _PERIODS.get(kind, ()))
-
-
-def _check_all_have_experts(config: Mapping[str, Any], file: str) -> None:
-    """Refuse a mix of dense blocks and blocks with experts."""
-    expected: dict[str, object] = {
-        "moe_layer_freq": 1,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-    for key, value in expected.items():
-        if config.get(key, value) not in (value, None):
-            message = (
-                f"found {shown(config[key])}; expected {value}: all blocks have experts, but for "
-                "the first ones (first_k_dense_replace)"
-            )
-            raise InputError(message, where=Where(file=file, key=key))
-
-
-def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...]) -> None:
-    """Refuse keys of unsupported parts, since the plan would be for another model."""
-    mistakes = Mistakes()
-    for key, value in config.items():
-        is_off = value in (None, False, 0, [], {}) or (value == 1 and key.endswith("_experts"))
-        if not is_off and key not in allowed and any(part in key for part in _OTHER_PARTS):
-            with mistakes.collect():
-                message = (
-                    f"found {shown(value)}; model_type {config['model_type']!r} has no such part "
-                    f"here: experts and latent attention are planned for {', '.join(_WITH_PARTS)}. "
-                    "Set model_type to the nearest, or describe the blocks by model.blocks"
-                )
-                raise InputError(message, where=Where(file=file, key=key))
-    mistakes.check()
-
-
-def _figure(value: object, key: str, where: Where) -> Any:  # noqa: ANN401 - a flag or a count
-    """Return a figure of a configuration; refuse a wrong type."""
-    if key in _FLAGS:
-        fits, expected = isinstance(value, bool), "true or false"
-    else:
-        most = MOST_LAYERS if key in {"num_layers", "num_decoder_layers"} else _LARGEST_FIGURE
-        fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-        expected = f"an integer from 1 to {most:,}"
-    if not fits:
-        raise InputError(f"found {shown(value)}; expected {expected}", where=where)
-    return value

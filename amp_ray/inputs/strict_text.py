@@ -17,26 +17,26 @@ _DIGITS: Final = re.compile(r"[0-9]{1,9}")
 """Numbers below 10**9: more devices, layers or samples are a mistake."""
 
 
-def parse_json(text: str, *, file: str) -> dict[str, Any]:
+def parse_json(text: str, *, file: str, finite: bool = True) -> dict[str, Any]:
     """Read a JSON object with `parse_any_json`; refuse any other value."""
-    values = parse_any_json(text, file=file)
+    values = parse_any_json(text, file=file, finite=finite)
     if not isinstance(values, dict):
         raise InputError(f"expected a JSON object, found {shown(values)}", where=Where(file=file))
     return values
 
 
-def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
+def parse_any_json(text: str, *, file: str, finite: bool = True) -> Any:  # noqa: ANN401 - any plain type
     """Read JSON as plain values; ``file`` is its name in messages.
 
-    A text is also refused if it is cut short, repeats a key, is nested too deeply or has a number
-    that is not finite.
+    A text is also refused if it is cut short, repeats a key, is nested too deeply or, with
+    ``finite``, has a number that is not finite.
     """
     try:
         return json.loads(
             text,
             object_pairs_hook=_once_each,
-            parse_constant=_finite,
-            parse_float=_finite,
+            parse_constant=_finite if finite else float,
+            parse_float=_finite if finite else float,
             parse_int=_integer,
         )
     except json.JSONDecodeError as error:

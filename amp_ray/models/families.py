@@ -252,6 +252,8 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
             )
         if shape.query_key_norm:
             attended = (*attended, head_norms(block_width))
+    if shape.extra_parameters:
+        attended = (*attended, _without_work(shape.extra_parameters))
     experts = None
     if has_experts:
         activation = gated(
@@ -312,6 +314,16 @@ def head_norms(width: Width) -> Elementwise:
         sharded=width.shards_heads,
         replicated_parameters=2 * width.head_size,
         saved_elements=elements,
+    )
+
+
+def _without_work(num_parameters: int) -> Elementwise:
+    return Elementwise(
+        name="extra-parameters",
+        forward_elements=0,
+        backward_elements=0,
+        num_kernels=0,
+        replicated_parameters=num_parameters,
     )
 
 

@@ -135,7 +135,7 @@ def count_kernels(operators: Iterable[Operator]) -> int:
 
 TRAINED: Final = ("gpt2", "llama", "transgan")  # families that our training program can run
 PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")  # families that it cannot run
-FOR_PEOPLE: Final = ("not_counted", "assumed", "name")
+FOR_PEOPLE: Final = ("not_counted", "not_read", "differs", "assumed", "name")
 """Fields of a shape that are no figures: remarks on a configuration, and a name."""
 
 _FIRST_OPTIONAL: Final = 13  # figures of a shape that older records have in every family
@@ -267,10 +267,18 @@ class ModelShape:
     mtp_layers: int = 0
     """Modules after the last block that predict one more token each, with a block, the output
     embedding and a loss (multi-token prediction). Families: llama."""
+    extra_parameters: int = 0
+    """Parameters of each block beside those of its products and norms, such as biases, that every
+    rank of tensor parallelism holds; they take no time. Families: llama. Default: 0."""
     patch_size: int = 0
     """Side of a patch. Families: vit. Default: 16."""
     not_counted: tuple[str, ...] = ()
     """Parts of a configuration that are not counted, for people; not a key of the file."""
+    not_read: tuple[str, ...] = ()
+    """Keys of a configuration that are not read, for people; not a key of the file."""
+    differs: tuple[str, ...] = ()
+    """What sets a model apart from its family at the same cost, for exports; not a key of the
+    file."""
     assumed: tuple[str, ...] = ()
     """Figures of a configuration that the file leaves open, for people; not a key of the file."""
     name: str = field(default="", compare=False)

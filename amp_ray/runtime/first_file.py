@@ -14,7 +14,7 @@ from amp_ray.errors import InputError, Where, printable
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.hostfile import parse_hostfile
-from amp_ray.inputs.model_shape import config_figures
+from amp_ray.inputs.model_config import read_config
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
@@ -217,7 +217,7 @@ def catalogued(name: str, num_bytes: float | None) -> str | None:
 
 def longest_sequence(config: Path) -> int | None:
     """Return the most tokens of a sequence that a configuration names, if it names any."""
-    length = config_figures(read_text(config), str(config)).get("sequence_length")
+    length = read_config(read_text(config), str(config))[0].get("sequence_length")
     return length if isinstance(length, int) else None
 
 
