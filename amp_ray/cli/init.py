@@ -12,6 +12,7 @@ from amp_ray.errors import InputError, Where, printable
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import (
     Answers,
+    config_of,
     device_of_hosts,
     experiment_text,
     hosts_of,
@@ -35,9 +36,9 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
 )
 @click.option(
     "--model",
-    metavar="NAME|config.json",
-    help="A Hugging Face configuration, or a preset such as llama-3-8b; an unknown name "
-    "lists them.",
+    metavar="NAME|config.json|DIR",
+    help="A Hugging Face configuration, its folder, or a preset such as llama-3-8b; an unknown "
+    "name lists them.",
 )
 @click.option(
     "--cluster",
@@ -103,7 +104,7 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
     if options["inter"] is not None:
         node["inter_gbit_per_s"] = options["inter"]
     model = options["model"] or _asked("--model", "model (a name or config.json)", "llama-3-8b")
-    if not model.endswith(".json"):
+    if config_of(model) is None:
         preset("models", model)
     node.setdefault("device", None)
     for key, option, question, default in (
@@ -129,7 +130,8 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
 
 def _config_length(model: str) -> int | None:
     """Ask for the tokens of a sequence, or state the configuration's; None for a preset's."""
-    length = longest_sequence(Path(model)) if model.endswith(".json") else None
+    config = config_of(model)
+    length = None if config is None else longest_sequence(config)
     if length is None:
         return None
     if sys.stdin.isatty():

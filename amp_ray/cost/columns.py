@@ -81,7 +81,7 @@ class Columns:
             *([SLOW_LINK.format(slow_links)] if slow_links else []),
             *([] if experiment.is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in experiment.model.shape.not_counted),
-            *(f"not read: {keys}" for keys in experiment.model.shape.not_read),
+            *experiment.model.shape.not_read,
             *experiment.model.shape.assumed,
             *remarks(experiment),
         )

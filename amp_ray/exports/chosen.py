@@ -153,5 +153,6 @@ def check_family(
         message = f"{program} is told {', '.join(families)} here, not model family {shape.family!r}"
         raise ValueError(message)
     wrong = [name for name in shape.rare_figures() if name not in optional and getattr(shape, name)]
+    wrong += shape.differs
     if wrong:
         raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")

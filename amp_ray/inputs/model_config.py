@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic import dataclasses as checked
 
 from amp_ray.errors import InputError, Mistakes, Where, printable, shown
+from amp_ray.inputs.not_read import not_read
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import MOST_LAYERS
 
@@ -25,11 +26,10 @@ _FLAGS: Final = ("tied_embedding", "attention_bias", "query_key_norm")
 _MAY_BE_ZERO: Final = ("first_dense_layers", "mtp_layers", "query_rank", "shared_feed_forward_size")
 _LARGEST_FIGURE: Final = 10**9
 _MOST_PARTS: Final = 6  # of another architecture that a message lists
-_MOST_KEYS: Final = 20  # that a message lists as not read
 _ADVICE: Final = "a model of other blocks can be described by model.blocks"
 _LANGUAGE_PARTS: Final = ("text_config", "llm_config", "language_config")
 _TOWERS: Final = re.compile("vision|visual|audio|speech|image")
-_OFF: Final = (None, False, 0, "", [], {})
+_OFF: Final[tuple[object, ...]] = (None, False, 0, "", [], {})
 _READ_BELOW: Final = ("head_dim", "sliding_window", "layer_types")
 
 
@@ -89,10 +89,11 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], Architecture]:
     part = next((key for key in _LANGUAGE_PARTS if isinstance(whole.get(key), dict)), None)
     language = whole if part is None else _shared_keys(whole) | whole[part]
     config = _Config.of(language, Where(file=file, key=part))
-    not_read = config.unread(language)
+    unread = config.unread(language)
     if part is not None:
         outer = {key: value for key, value in whole.items() if key != part}
-        not_read += replace(config, place=Where(file=file)).unread(outer)
+        unread += replace(config, place=Where(file=file)).unread(outer)
+    notes = not_read(unread, file, known=())
     towers = (key for key in whole if _is_tower(key, whole[key]))
     remarks = {
         "name": config.kind,
@@ -101,7 +102,7 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], Architecture]:
             *(printable(f"the encoder of {key}, beside the language model") for key in towers),
         ),
         "differs": tuple(config.architecture.differs),
-        "not_read": _named(list(dict.fromkeys(not_read)), file),
+        "not_read": tuple(map(str, notes)),
     }
     return config.figures() | remarks, config.architecture
 
@@ -109,13 +110,6 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], Architecture]:
 def _shared_keys(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a model with several parts that its language model may leave out."""
     return {key: whole.get(key) for key in ("model_type", "tie_word_embeddings")}
-
-
-def _named(keys: list[str], file: str) -> tuple[str, ...]:
-    """Return the keys that are not read as one remark, if there are any."""
-    more = f" and {len(keys) - _MOST_KEYS} more" if len(keys) > _MOST_KEYS else ""
-    text = f"{', '.join(map(repr, keys[:_MOST_KEYS]))}{more} ({file}: not modelled)"
-    return (printable(text),) if keys else ()
 
 
 def _is_tower(key: str, value: object) -> bool:
@@ -153,17 +147,19 @@ class _Config:
 
     def unread(self, values: Mapping[str, Any]) -> list[str]:
         """Return the keys that are not read; refuse those of another architecture."""
-        mistakes, not_read = Mistakes(), []
+        mistakes, unread = Mistakes(), []
         for key, value in values.items():
             allowed = self._allowed(key, value)
             if allowed is None:
-                not_read.append(key)
+                unread.append(key)
             elif value not in allowed and not _is_off(key, value):
-                expected = " or ".join(map(shown, allowed)) or "none"
-                of_type = f"{expected} for model_type {self.kind!r}; {_ADVICE}"
-                mistakes.add(self.refusal(key, value, of_type))
+                of_type = f"model_type {self.kind!r} has no such part"
+                if allowed:
+                    of_type = f"expected {' or '.join(map(shown, allowed))} for {self.kind}"
+                message = f"found {shown(value)}; {of_type}; {_ADVICE}"
+                mistakes.add(InputError(message, where=_within(self.place, key)))
         mistakes.check()
-        return not_read
+        return unread
 
     def _allowed(self, key: str, value: object) -> Sequence[Any] | None:
         """Return the values that a key may have; None if it is not read."""
@@ -250,7 +246,8 @@ class _Config:
             count, size = self._figure("index_n_heads"), self._figure("index_head_dim")
             queries = figures.get("query_rank", 0) * count * size
             return int(queries + hidden * (size + count) + 2 * size)
-        return {"sinks": heads, "router_bias": figures.get("num_experts", 0)}.get(name, hidden)
+        counts = {"sinks": heads, "router_bias": figures.get("num_experts", 0)}
+        return int(counts.get(name, hidden))
 
     def _windows(self, num_layers: int) -> tuple[int, ...]:
         """Return the window of each block, or of a period of blocks; 0 for all tokens."""
@@ -284,6 +281,8 @@ class _Config:
             return (*(True,) * (period - 1), False)
         if self.values.get("use_sliding_window"):
             first = self.values.get("max_window_layers", num_layers)
+            if not isinstance(first, int):
+                raise self.refusal("max_window_layers", first, "an integer")
             return tuple(index >= first for index in range(num_layers))
         return tuple(self.architecture.windows)
 

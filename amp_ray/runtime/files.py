@@ -119,7 +119,10 @@ def load_experiment(
     if hostfile is not None:  # set it as a change, so that the copy in a study's folder has it
         changes = (*changes, f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}")
     base = Path() if isinstance(source, Mapping) else source.parent
-    return build_experiment(document_of(source, changes), ExperimentFiles(base=base))
+    experiment = build_experiment(document_of(source, changes), ExperimentFiles(base=base))
+    for note in experiment.model.shape.not_read:
+        _LOGGER.warning("%s", note)
+    return experiment
 
 
 def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:

@@ -1,6 +1,7 @@
 """``amp-ray init``: write an experiment file from answers, a hostfile and the hosts' GPUs."""
 
 import difflib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +23,11 @@ from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.ray.searching import num_cpus
 from amp_ray.trials.runtime_strategy import RUNTIMES
 
+_LOGGER = logging.getLogger(__name__)
 _CPU_GBIT_PER_S: Final = 20  # first guess of the rate within a CPU host, which has no such link
 _PRESETS: Final = "data/presets.yaml"
 _WITHOUT_PRESET: Final = {
-    "models": "a Hugging Face config.json",
+    "models": "a Hugging Face config.json, or its folder,",
     "clusters": "--device with --slots and --inter-gbit-per-s",
 }
 _CPUS: Final = "cpus"  # value of ``slots`` in a preset: the CPUs of this machine
@@ -103,7 +105,7 @@ class Answers:
     """The choices for a first experiment file."""
 
     name: str
-    model: str  # a preset's name, or the path of a ``config.json``
+    model: str  # a preset's name, or the path of a ``config.json`` or its folder
     node: Mapping[str, Any]  # ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``
     batch: int
     sequence_length: int | None = None
@@ -144,6 +146,8 @@ def experiment_text(answers: Answers, output: Path) -> str:
     if answers.runtime is not None or not (
         lacks_context or (shape.num_experts and not traits.expert_parallel)
     ):
+        for note in shape.not_read:
+            _LOGGER.warning("%s", note)
         return text
     return experiment_text(replace(answers, runtime=_SPREADING_RUNTIME), output)
 
@@ -221,9 +225,18 @@ def longest_sequence(config: Path) -> int | None:
     return length if isinstance(length, int) else None
 
 
+def config_of(model: str) -> Path | None:
+    """Return the configuration that a model names, itself or by its folder; None for a preset."""
+    if model.endswith(".json"):
+        return Path(model)
+    is_folder = model not in presets()["models"] and os.path.isdir(model)  # noqa: PTH112 - of any name
+    return Path(model) / "config.json" if is_folder else None
+
+
 def _model(answers: Answers, output: Path) -> dict[str, Any]:
-    if answers.model.endswith(".json"):
-        figures: dict[str, Any] = {"config": _relative(Path(answers.model), output)}
+    config = config_of(answers.model)
+    if config is not None:
+        figures: dict[str, Any] = {"config": _relative(config, output)}
     else:
         figures = {"name": answers.model, **preset("models", answers.model)}
     if answers.sequence_length is not None:

@@ -131,7 +131,7 @@ def test_hosts_are_asked_for_their_boards(
         ((*NODES, "--batch", "8"), "--model is missing"),
         (
             (*NODES, "--batch", "8", "--model", "alpaca"),
-            "no model is named 'alpaca' (a Hugging Face config.json works too); known: gpt2-1.5b",
+            "no model is named 'alpaca' (a Hugging Face config.json, or its folder, works too); known: gpt2-1.5b",
         ),
         (("--model", "qwen3-235b"), "too); did you mean qwen3-235b-a22b? known: gpt2-1.5b"),
         (
