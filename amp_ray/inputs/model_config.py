@@ -246,7 +246,13 @@ class _Config:
             count, size = self._figure("index_n_heads"), self._figure("index_head_dim")
             queries = figures.get("query_rank", 0) * count * size
             return int(queries + hidden * (size + count) + 2 * size)
-        counts = {"sinks": heads, "router_bias": figures.get("num_experts", 0)}
+        experts = figures.get("num_experts", 0)
+        inner = 2 * figures.get("expert_feed_forward_size", 0)  # both halves of a gated product
+        counts = {
+            "sinks": heads,
+            "router_bias": experts,
+            "expert_bias": experts * (inner + hidden),
+        }
         return int(counts.get(name, hidden))
 
     def _windows(self, num_layers: int) -> tuple[int, ...]:

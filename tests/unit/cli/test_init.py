@@ -82,7 +82,9 @@ def test_one_node_needs_no_network(amp_ray: Run, tmp_path: Path) -> None:
     assert amp_ray("plan", path, "--json").json["num_feasible"] > 0
 
 
-def test_a_configuration_and_a_hostfile_are_named(amp_ray: Run, tmp_path: Path) -> None:
+def test_a_configuration_and_a_hostfile_are_named(
+    amp_ray: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = {
         "model_type": "llama",
         "num_hidden_layers": 4,
@@ -92,16 +94,18 @@ def test_a_configuration_and_a_hostfile_are_named(amp_ray: Run, tmp_path: Path) 
         "vocab_size": 1000,
         "max_position_embeddings": 128,
         "tie_word_embeddings": False,
+        "new_mixer": 3,
     }
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "hosts").write_text("a slots=4\nb slots=4\n", encoding="utf-8")
     (tmp_path / "plans").mkdir()
     path = tmp_path / "plans" / "my.yaml"
-    options = ("--model", tmp_path / "config.json", "--hostfile", tmp_path / "hosts")
+    options = ("--model", tmp_path, "--hostfile", tmp_path / "hosts")
     ended = amp_ray(
         "init", "-o", path, *options, "--device", "T4", "--inter-gbit-per-s", "10", "--batch", "8"
     )
     assert ended.code == 0
+    assert f"not read: new_mixer ({Path('..') / 'config.json'}: not modelled)" in caplog.text
     experiment = load_experiment(path)
     assert [node.name for node in experiment.cluster.nodes] == ["a", "b"]
     assert experiment.precision == "fp16"
@@ -131,7 +135,8 @@ def test_hosts_are_asked_for_their_boards(
         ((*NODES, "--batch", "8"), "--model is missing"),
         (
             (*NODES, "--batch", "8", "--model", "alpaca"),
-            "no model is named 'alpaca' (a Hugging Face config.json, or its folder, works too); known: gpt2-1.5b",
+            "no model is named 'alpaca' (a Hugging Face config.json, or its folder, works too); "
+            "known: gpt2-1.5b",
         ),
         (("--model", "qwen3-235b"), "too); did you mean qwen3-235b-a22b? known: gpt2-1.5b"),
         (

@@ -208,8 +208,6 @@ def read(config: dict[str, object]) -> ModelShape:
 @pytest.mark.parametrize(
     ("config", "published"),
     [
-        (MIXTRAL, 46.7e9),
-        (QWEN3_30B, 30.5e9),
         (
             QWEN3_30B
             | {
@@ -223,14 +221,11 @@ def read(config: dict[str, object]) -> ModelShape:
         (DEEPSEEK_V3 | {"num_nextn_predict_layers": 0}, 671.0e9),
         (DEEPSEEK_V3, 671.0e9 + 11.5e9),  # README_WEIGHTS.md of its repository
         (DEEPSEEK_V2_LITE, 15.7e9),
-        (GPT_OSS_20B, 20.9e9),
         (
             GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": None},
             116.8e9,
         ),
         (GEMMA2_9B, 9.24e9),
-        (QWEN2_7B, 7.62e9),
-        (QWEN3_8B, 8.19e9),
         (PHI3_MINI, 3.82e9),
         (VIT_BASE, 86.57e6),
         (
@@ -245,9 +240,8 @@ def read(config: dict[str, object]) -> ModelShape:
         ),
     ],
     ids=[
-        *("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "with-mtp"),
-        *("deepseek-v2-lite", "gpt-oss-20b", "gpt-oss-120b", "gemma-2-9b", "qwen2-7b"),
-        *("qwen3-8b", "phi-3-mini"),
+        *("qwen3-235b-a22b", "deepseek-v3", "with-mtp", "deepseek-v2-lite", "gpt-oss-120b"),
+        *("gemma-2-9b", "phi-3-mini"),
         *("vit-base", "vit-large"),
     ],
 )
@@ -330,7 +324,6 @@ def test_what_our_training_program_lacks_is_planned_only() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA_3_8B | {"num_local_experts": 8}, "num_local_experts: found 8; model_type"),
         (QWEN3_30B | {"decoder_sparse_step": 2}, "decoder_sparse_step: found 2; expected 1"),
         (QWEN3_30B | {"mlp_only_layers": [0]}, r"mlp_only_layers: found \[0\]; expected \[\]"),
         (MIXTRAL | {"kv_lora_rank": 512}, "kv_lora_rank: found 512; model_type"),
@@ -420,12 +413,6 @@ def test_transgan_counts_the_blocks_of_all_levels() -> None:
     )
     shape = model_shape(section)
     assert (shape.num_layers, shape.latent_size, shape.window_size) == (5, 512, 16)
-
-
-@pytest.mark.parametrize("kind", ["gpt_neox", "bert", "umt5", None, 7])
-def test_an_architecture_without_a_builder_is_refused(kind: object) -> None:
-    with pytest.raises(InputError, match=r"^config\.json: model_type: found .* one of gpt2, llama"):
-        model_shape(ModelSection(config="config.json"), json.dumps({"model_type": kind}))
 
 
 def test_heads_may_have_a_size_of_their_own() -> None:
