@@ -315,7 +315,8 @@ def test_an_unused_gradient_of_each_shape_of_weights_stays(
     up = Gemm(name="up", rows=1, columns=40, inner=10, shard="columns", bias=40)
     same, router = replace(up, name="gate"), replace(up, columns=4, keeps_precision=True)
     activations = replace(up, columns=7, has_weight=False)
-    dense = replace(block, operators=(up, same, router, activations))
+    whole = replace(up, columns=3, shard="none")  # on every rank
+    dense = replace(block, operators=(up, same, router, activations, whole))
     head = replace(block, kind="head", operators=(replace(up, columns=60),))
     traits = replace(layers.traits, fused_accumulation=True, unused_gradients=True)
     of_both = replace(
@@ -324,7 +325,7 @@ def test_an_unused_gradient_of_each_shape_of_weights_stays(
         rank=replace(layers.rank, tp=2),
         traits=traits,
     )
-    assert of_both.unused_gradients_bytes == (2 * 400 / 2, 2 * 600 / 2)
+    assert of_both.unused_gradients_bytes == (2 * (400 / 2 + 30), 2 * 600 / 2)
     unfused = replace(of_both, traits=replace(traits, fused_accumulation=False))
     assert unfused.unused_gradients_bytes == (0.0, 0.0)
 

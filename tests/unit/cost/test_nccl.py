@@ -78,8 +78,18 @@ def test_switches_add_up_large_all_reduces_from_hopper_on() -> None:
         assert other.all_reduce().seconds == plain.all_reduce().seconds
 
 
+@pytest.mark.parametrize(("num_nodes", "rate"), [(2, 48e9), (3, 24e9), (8, 24e9)])
+def test_from_three_nodes_on_switches_send_every_byte_twice(num_nodes: int, rate: float) -> None:
+    slow_ring = replace(
+        ACROSS, num_ranks=8 * num_nodes, num_nodes=num_nodes, within_bytes_per_s=1e9
+    )
+    switched = replace(slow_ring, switch_bytes_per_s=355e9)
+    assert 6 / 5 / switched.all_reduce().s_per_byte == pytest.approx(rate)
+
+
 def test_pat_needs_its_release_and_one_rank_per_node() -> None:
-    for group, is_quicker in ((replace(ALONE, num_ranks=64, num_nodes=64), True), (ACROSS, False)):
+    slow = replace(ACROSS, slower_s=55e-6)  # 63 such steps of a ring, 6 of PAT
+    for group, is_quicker in ((replace(slow, num_nodes=64), True), (slow, False), (ACROSS, False)):
         with_pat = replace(group, has_pat=True)
         assert (with_pat.gather().at(MIB) < group.gather().at(MIB)) == is_quicker
         assert with_pat.all_reduce().seconds == group.all_reduce().seconds

@@ -13,6 +13,7 @@ from amp_ray.trials.steps import (
     num_more_steps,
     same_length,
     slowest_of,
+    standard_error,
     step_warnings,
     summarise_steps,
     tells_time,
@@ -174,6 +175,13 @@ def test_a_single_pause_takes_more_steps_until_it_does_not_matter() -> None:
     summary = summarise_steps(steps)
     assert summary.warnings == ()
     assert 1.0 < summary.mean_s < 1.05
+
+
+def test_disturbances_that_last_make_a_mean_less_certain() -> None:
+    """Four quick steps and four slow ones, twice: neighbours correlate by 9/16."""
+    mixed, lasting = [0.9, 1.1] * 8, ([0.9] * 4 + [1.1] * 4) * 2
+    once, more = (standard_error(steps, 1.0, 0.2) for steps in (mixed, lasting))
+    assert more == pytest.approx(once * ((1 + 9 / 16) / (1 - 9 / 16)) ** 0.5)
 
 
 def test_steady_steps_need_no_more() -> None:

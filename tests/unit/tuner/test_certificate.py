@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -125,6 +126,22 @@ def test_trials_go_on_for_surprises_only_where_some_were_seen(
     )
     assert (few.holds, few.settled) == (False, True)
     assert (many.holds, many.settled) == (False, False)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
+def test_trials_are_pointless_only_far_below_the_allowed_doubt(
+    share: float, state: TunerState, predictor: BoundedPredictor
+) -> None:
+    """The chance of strategies that are expected to run is set to a share of the doubt."""
+    state = tell(state, predictor)
+    knowledge = learn(state, predictor)
+    chances = Mock(spec=knowledge.chances([]), bound_s=lambda best_s, _doubt: best_s)
+    chances.any_below.return_value = 0.5
+    chances.worth_trials().any_below.return_value = share * (1 - state.settings.confidence_fraction)
+    chances.without_surprises().any_below.return_value = 0.0
+    with patch.object(Knowledge, "chances", lambda _self, _indices: chances):
+        latest = certificate(state, knowledge)
+    assert (latest.holds, latest.settled) == (False, share < 0.2)
 
 
 def test_a_fast_strategy_that_may_fail_counts_with_its_chance_to_finish(

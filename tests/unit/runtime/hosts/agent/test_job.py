@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from amp_ray.runtime.hosts.agent.job import (
     Log,
     RankProcess,
     Store,
+    end_of,
 )
 from amp_ray.runtime.hosts.agent.wire import pack
 from amp_ray.training.events import EventChannel
@@ -232,6 +234,21 @@ def test_what_the_training_program_writes_is_a_message(
         key: value for key, value in json.loads(line).items() if key != "tag"
     }
     assert tail == []
+
+
+def test_the_end_of_a_pipe_is_nothing_and_is_not_waited_for(tmp_path: Path) -> None:
+    """A program may leave a pipe in its folder; opened otherwise it waits for a writer forever."""
+    pipe = tmp_path / "metrics.jsonl"
+    os.mkfifo(pipe)
+    ends: list[bytes | None] = []
+    reader = Thread(target=lambda: ends.append(end_of(pipe, 10)), daemon=True)
+    reader.start()
+    reader.join(60)
+    assert ends == [None]
+    (tmp_path / "link").symlink_to(pipe)
+    assert end_of(tmp_path / "link", 10) is None
+    (tmp_path / "file").write_bytes(b"0123456789abc")
+    assert end_of(tmp_path / "file", 10) == b"3456789abc"
 
 
 def test_a_content_of_which_a_piece_was_not_written_is_not_stored_until_it_comes_again(
