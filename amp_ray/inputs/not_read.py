@@ -36,6 +36,11 @@ class NotRead:
         return printable(f"not read: {text} ({self.file}: {self.why})").replace("\n", "\\n")
 
 
+def patterns(text: str) -> tuple[str, ...]:
+    """Return the patterns of a table, which are divided by white space."""
+    return tuple(text.split())
+
+
 def not_read(
     names: Iterable[str],
     file: str,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -172,7 +172,9 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Entry, ...]
                 return (Entry(where=Where(file=str(path)), candidate=None, strategy=strategy),)
     launched = read_program(text, file=str(path), experiment=experiment)
     if launched is not None:
-        return strategies_of([launched], file=str(path), experiment=experiment)
+        notes = launched.pop("not_read", ())
+        entries = strategies_of([launched], file=str(path), experiment=experiment)
+        return tuple(replace(entry, not_read=notes) for entry in entries)
     return parse_strategies(text, file=str(path), experiment=experiment)
 
 
