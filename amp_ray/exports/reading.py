@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Where, shown
+from amp_ray.exports.configs import read_configuration
 from amp_ray.exports.megatron import read_flags
 from amp_ray.exports.megatron_keys import (
     ALIASES,
@@ -23,7 +24,7 @@ from amp_ray.exports.megatron_keys import (
     is_without_effect,
     notes_of,
 )
-from amp_ray.exports.our_program import read_ds_config
+from amp_ray.exports.our_program import ds_config_notes, read_ds_config, without_comments
 from amp_ray.exports.shell import Branch, Command, LineError, branches_of, words_of
 from amp_ray.exports.torchtitan import (
     key_is_without_effect,
@@ -31,7 +32,9 @@ from amp_ray.exports.torchtitan import (
     read_settings,
 )
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import not_read, switched_on
 from amp_ray.inputs.strict_text import parse_json
+from amp_ray.inputs.yaml_text import parse_yaml
 
 _MEGATRON: Final = re.compile(
     r"""(?:--|(?<=[\s'"])(?:\w+\.)+)
@@ -39,6 +42,7 @@ _MEGATRON: Final = re.compile(
     (?![-\w])""",
     re.VERBOSE,
 )
+_YAML: Final = re.compile(r"^distributed_type:|^parallelism:(?=(?:.|\n)*^tokens:)", re.MULTILINE)
 _TITAN_FLAGS: Final = re.compile(r"--(parallelism|training)\.\w")
 _TITAN_TOML: Final = re.compile(
     r"^(?:\[parallelism\]\s*$|(?:tensor_parallel|data_parallel\w*)_degree\s*=)", re.MULTILINE
@@ -56,8 +60,9 @@ _NO_FLAGS: Final = (
     "--parallelism.tensor_parallel_degree; a list of strategies is CSV or JSON"
 )
 _NO_YAML: Final = (
-    "no strategy is read from YAML; expected CSV, JSON, a script with flags of Megatron-LM or "
-    "torchtitan, torchtitan's TOML or DeepSpeed's JSON"
+    "no strategy is read from this YAML; expected one of nanotron (parallelism, tokens) or "
+    "Accelerate (distributed_type), CSV, JSON, a script with flags of Megatron-LM or torchtitan, "
+    "torchtitan's TOML or DeepSpeed's JSON"
 )
 _LACKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("sh", "bash", "slurm", "sbatch"), _NO_FLAGS),
@@ -84,6 +89,7 @@ _OVERRIDE: Final = re.compile(r"\+{0,2}((?:\w+\.)+\w+|mixed_precision)=(.*)", re
 _PRECISIONS: Final = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
 _OFF: Final = frozenset({"false", "null", "none"})
 _SEVERAL: Final = frozenset({"recompute-modules"})
+_SWIFT: Final = re.compile(r"\bmegatron (?:pt|sft|rlhf)\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 
 
@@ -136,9 +142,11 @@ def is_program(text: str) -> bool:
 
 
 def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
-    if text.lstrip()[:1] == "{":
+    if without_comments(text).lstrip()[:1] == "{":
         is_config = re.search(r'"train_(micro_)?batch_size', text)
         return partial(_from_ds_config, file=file) if is_config else None
+    if _YAML.search(text) and not file.endswith((".sh", ".sbatch")):
+        return partial(_from_yaml, file=file)
     if _MEGATRON.search(text):
         return partial(_from_megatron, file=file)
     if any(pattern.search(text) for pattern in (_TITAN_FLAGS, _TITAN_TOML, _TITAN_PYTHON)):
@@ -146,9 +154,18 @@ def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]]
     return None
 
 
+def _from_yaml(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
+    config = parse_yaml(text, file=file).values
+    record, known = read_configuration(config, text, experiment)
+    if record.get("bounds", ()) is None:
+        del record["bounds"]
+    return {**record, "not_read": not_read(switched_on(config), file, known=known)}
+
+
 def _from_ds_config(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
-    config, model = parse_json(text, file=file), experiment.model
-    return read_ds_config(config, experiment.cluster.num_devices, model.num_parameters)
+    config = parse_json(without_comments(text), file=file)
+    record = read_ds_config(config, experiment)
+    return {**record, "not_read": ds_config_notes(config, experiment, file)}
 
 
 def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
@@ -158,6 +175,8 @@ def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str,
         for name, word in words.items()
         if word.lower() not in _OFF
     }
+    if _SWIFT.search(text):  # its default; Megatron-LM's is tp
+        flags.setdefault("expert-tensor-parallel-size", "1")
     check_model(flags, experiment.model.shape)
     check_optimizer(flags, experiment)
     record = read_flags(flags, experiment.model)
@@ -388,12 +407,16 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))
+    replicas = record.get("dp")
     record["dp"], rest = divmod(num_devices, per_replica)
-    if rest:
-        raise ValueError(
-            f"tp {record['tp']} x pp {record['pp']} do not divide the "
-            f"{num_devices} devices of the experiment"
+    if rest or replicas not in {None, record["dp"]}:
+        degrees = f"tp {record['tp']} x pp {record['pp']}"
+        message = (
+            f"{degrees} do not divide the {num_devices} devices of the experiment"
+            if rest
+            else f"{degrees} x dp {replicas}; the experiment has {num_devices} devices"
         )
+        raise ValueError(message)
     samples = record["dp"] * record["micro_batch_size"]
     record["num_micro_batches"], rest = divmod(batch, samples)
     if rest:

@@ -6,7 +6,7 @@ of torchtitan's classes of these names; model and data come from one of torchtit
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from pprint import pformat
 from typing import Any, Final
@@ -15,7 +15,7 @@ from amp_ray.errors import shown
 from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import host_notes, python_comment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import NotRead, not_read, patterns
+from amp_ray.inputs.not_read import NotRead, not_read, patterns, switched_on
 from amp_ray.models.model import Layer, Model
 from amp_ray.strategies.recompute import parse_recompute
 
@@ -320,18 +320,13 @@ def key_is_without_effect(key: str) -> bool:
 
 def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, ...]:
     """Return what to say about keys that are not read; those that are off are not mentioned."""
-    keys = [key for key, value in _flat(settings) if value not in (False, None, "", 0, [])]
-    return not_read(keys, file, known=(*_WITHOUT_EFFECT, *_READ))
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        elif before.startswith("parallelism.") and value in _AS_ASSUMED.get(key, ()):
-            pass
-        else:
-            yield f"{before}{key}", value
+    parallelism = _section(settings, "parallelism")
+    assumed = [
+        f"parallelism.{key}"
+        for key, values in _AS_ASSUMED.items()
+        if parallelism.get(key) in values
+    ]
+    return not_read(switched_on(settings), file, known=(*_WITHOUT_EFFECT, *_READ, *assumed))
 
 
 def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> list[int]:
