@@ -345,7 +345,8 @@ def read_configuration(
         engine = _part(config, "parallelism").get("pp_engine", "1f1b")
         assumed = ("parallelism.pp_engine",) if engine == "1f1b" else ()
         return _read_nanotron(config, experiment), (*_NANOTRON_KNOWN, *assumed)
-    record = {"tp": 1, "pp": 1, **_read_plugin(config, experiment)}
+    record = {"tp": 1, "pp": 1, "recompute": "none", **_read_plugin(config)}
+    record["bounds"] = _even_bounds(experiment, record["pp"])
     processes = _number(config, "num_processes", experiment.cluster.num_devices)
     num_devices = experiment.cluster.num_devices
     if processes != num_devices:
@@ -370,7 +371,7 @@ def read_configuration(
     return record, _ACCELERATE_KNOWN
 
 
-def _read_plugin(config: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _read_plugin(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return tp, pp and what the plugin of a configuration of Accelerate sets."""
     kind = config["distributed_type"]
     if kind == "MEGATRON_LM":
@@ -382,7 +383,6 @@ def _read_plugin(config: Mapping[str, Any], experiment: Experiment) -> dict[str,
             "recompute": "selective" if plugin.get("megatron_lm_recompute_activations") else "none",
             "zero_stage": int(bool(plugin.get("megatron_lm_use_distributed_optimizer"))),
             **({"sequence_parallel": True} if _divides(plugin, record["tp"]) else {}),
-            "bounds": _even_bounds(experiment, record["pp"]),
         }
     if kind == "DEEPSPEED":
         plugin = _part(config, "deepspeed_config")
