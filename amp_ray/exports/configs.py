@@ -1,16 +1,34 @@
 """YAML configurations of nanotron and Accelerate, which train one grid of even stages."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
 
+from amp_ray.errors import shown
 from amp_ray.exports.chosen import Chosen, Export, Program, check_even, check_family, settings_of
+from amp_ray.exports.megatron import bounds_of
 from amp_ray.exports.scripts import PORT, check_host_by_host, comment, host_notes, places_of
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import patterns
+from amp_ray.strategies.recompute import parse_recompute
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.launch import slots_by_host
 
 _NANOTRON_FILE: Final = "nanotron.yaml"
 _NANOTRON_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_NANOTRON_SIZES: Final = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "feed_forward_size",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "num_key_value_heads": "num_key_value_heads",
+    "tie_word_embeddings": "tied_embedding",
+    "vocab_size": "vocab_size",
+}
+"""Keys of ``model_config``, by figure of the model."""
+
 _MOST_ZERO_STAGE: Final = 1
 
 _OPTIMIZER: Final = {
@@ -104,14 +122,8 @@ def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, A
             "init_method": {"std": 0.02},
             "model_config": {
                 "is_llama_config": True,
-                "hidden_size": shape.hidden_size,
-                "intermediate_size": shape.feed_forward_size,
                 "max_position_embeddings": shape.sequence_length,
-                "num_attention_heads": shape.num_heads,
-                "num_hidden_layers": shape.num_layers,
-                "num_key_value_heads": shape.num_key_value_heads,
-                "tie_word_embeddings": shape.tied_embedding,
-                "vocab_size": shape.vocab_size,
+                **{theirs: getattr(shape, ours) for theirs, ours in _NANOTRON_SIZES.items()},
             },
         },
         "tokens": {
@@ -266,3 +278,191 @@ def _yaml(chosen: Chosen, program: str, record: Mapping[str, Any], notes: tuple[
     """Return the text of the file, with a comment on its origin at the top."""
     head = "\n".join((chosen.title, f"For {program}.", *notes))
     return comment(head) + yaml.safe_dump(dict(record), sort_keys=False)
+
+
+# ------------------------------------------------------------------------------ reading
+
+
+_NANOTRON_KNOWN: Final = patterns(
+    """
+    general.* checkpoints.* data.* data_stages logging.* tokenizer.* lighteval.* profiler.*
+    s3_upload.* tokens.* optimizer.* model.dtype model.init_method.* model.model_config.*
+    parallelism.dp parallelism.pp parallelism.tp parallelism.expert_parallel_size
+    parallelism.context_parallel_size parallelism.tp_mode parallelism.recompute_layer
+    parallelism.tp_linear_async_communication parallelism.tp_recompute_allgather
+    """
+)
+_ACCELERATE_KNOWN: Final = patterns(
+    """
+    compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity machine_rank main_*
+    mixed_precision num_machines num_processes rdzv_backend same_network tpu_* use_cpu gpu_ids
+    fsdp_config.fsdp_version fsdp_config.fsdp_auto_wrap_policy fsdp_config.fsdp_state_dict_type
+    fsdp_config.fsdp_reshard_after_forward fsdp_config.fsdp_activation_checkpointing
+    fsdp_config.fsdp_sharding_strategy fsdp_config.fsdp_cpu_ram_efficient_loading
+    fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_transformer_layer_cls_to_wrap
+    fsdp_config.fsdp_use_orig_params fsdp_config.fsdp_*prefetch*
+    parallelism_config.parallelism_config_dp_* parallelism_config.parallelism_config_tp_size
+    parallelism_config.parallelism_config_cp_size deepspeed_config.zero_stage
+    deepspeed_config.gradient_accumulation_steps deepspeed_config.gradient_clipping
+    deepspeed_config.zero3_* deepspeed_config.deepspeed_multinode_launcher
+    megatron_lm_config.megatron_lm_tp_degree megatron_lm_config.megatron_lm_pp_degree
+    megatron_lm_config.megatron_lm_num_micro_batches
+    megatron_lm_config.megatron_lm_gradient_clipping
+    megatron_lm_config.megatron_lm_recompute_activations
+    megatron_lm_config.megatron_lm_sequence_parallelism
+    megatron_lm_config.megatron_lm_use_distributed_optimizer
+    """
+)
+"""Patterns of keys that are read, or that no plan depends on."""
+
+_FSDP1: Final = {
+    **dict.fromkeys((1, "1", "FULL_SHARD", 4, "4", "HYBRID_SHARD"), 3),
+    **dict.fromkeys((2, "2", "SHARD_GRAD_OP", 5, "5", "HYBRID_SHARD_ZERO2"), 2),
+    **dict.fromkeys((3, "3", "NO_SHARD"), 0),
+}
+"""ZeRO stage by the sharding strategy of FSDP's first version."""
+
+_MICRO_BATCH: Final = re.compile(r"^#.*\bper_device_train_batch_size\D*([0-9]{1,6})", re.MULTILINE)
+_STEPS: Final = re.compile(r"^#.*\bgradient_accumulation_steps\D*([0-9]{1,6})", re.MULTILINE)
+_RECOMPUTE: Final = re.compile(r"^# recompute ([\w:]+): call gradient_checkp", re.MULTILINE)
+"""Settings of the training script, which the comments of an export name."""
+
+
+def read_configuration(
+    config: Mapping[str, Any], text: str, experiment: Experiment
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the keys of a STRATEGY, and patterns of the keys that are read or have no effect.
+
+    Args:
+        config: A configuration of nanotron or Accelerate.
+        text: The same as text, with its comments.
+        experiment: The experiment, whose devices and batch complete it.
+
+    Raises:
+        ValueError: If a value is none of its kind, or contradicts the experiment.
+    """
+    if "distributed_type" not in config:
+        engine = _part(config, "parallelism").get("pp_engine", "1f1b")
+        assumed = ("parallelism.pp_engine",) if engine == "1f1b" else ()
+        return _read_nanotron(config, experiment), (*_NANOTRON_KNOWN, *assumed)
+    record = {"tp": 1, "pp": 1, "recompute": "none", **_read_plugin(config)}
+    record["bounds"] = _even_bounds(experiment, record["pp"])
+    processes = _number(config, "num_processes", experiment.cluster.num_devices)
+    num_devices = experiment.cluster.num_devices
+    if processes != num_devices:
+        raise ValueError(f"num_processes {processes}; the experiment has {num_devices} devices")
+    name = {"no": "fp32"}.get(str(config.get("mixed_precision", "")), config.get("mixed_precision"))
+    record |= {} if name is None else {"precision": name}
+    recompute = _RECOMPUTE.search(text)
+    if recompute is not None:
+        record["recompute"] = parse_recompute(recompute[1]).to_json()
+    samples = experiment.global_batch_size * record["tp"] * record["pp"] // processes
+    micro, steps = _MICRO_BATCH.search(text), _STEPS.search(text)
+    known_steps = record.pop("steps", None) or (steps and int(steps[1]))
+    if micro is None and not known_steps:
+        raise ValueError(
+            "per_device_train_batch_size is in your training script: write the line "
+            "'# per_device_train_batch_size: N' into this file, too"
+        )
+    record["micro_batch_size"] = int(micro[1]) if micro else max(1, samples // (known_steps or 1))
+    if micro and known_steps and record["micro_batch_size"] * known_steps != samples:
+        batch = record["micro_batch_size"] * known_steps * experiment.global_batch_size // samples
+        record["global_batch_size"] = batch
+    return record, _ACCELERATE_KNOWN
+
+
+def _read_plugin(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tp, pp and what the plugin of a configuration of Accelerate sets."""
+    kind = config["distributed_type"]
+    if kind == "MEGATRON_LM":
+        plugin = _part(config, "megatron_lm_config")
+        record = {ours: _number(plugin, f"megatron_lm_{ours}_degree", 1) for ours in ("tp", "pp")}
+        return {
+            **record,
+            "steps": _number(plugin, "megatron_lm_num_micro_batches", 1),
+            "recompute": "selective" if plugin.get("megatron_lm_recompute_activations") else "none",
+            "zero_stage": int(bool(plugin.get("megatron_lm_use_distributed_optimizer"))),
+            **({"sequence_parallel": True} if _divides(plugin, record["tp"]) else {}),
+        }
+    if kind == "DEEPSPEED":
+        plugin = _part(config, "deepspeed_config")
+        steps = {"steps": _number(plugin, "gradient_accumulation_steps", 0, low=0)}
+        return {**steps, "zero_stage": _number(plugin, "zero_stage", 0, low=0)}
+    if kind in {"MULTI_GPU", "NO"}:
+        return {"zero_stage": 0}
+    if kind != "FSDP":
+        message = f"distributed_type: found {shown(kind)}; expected FSDP, DEEPSPEED, MEGATRON_LM"
+        raise ValueError(f"{message}, MULTI_GPU or NO")
+    plugin, sizes = _part(config, "fsdp_config"), _part(config, "parallelism_config")
+    degrees = {
+        name: _number(sizes, f"parallelism_config_{name}_size", 1)
+        for name in ("tp", "cp", "dp_replicate")
+    }
+    reshards = plugin.get("fsdp_reshard_after_forward", True)
+    strategy = plugin.get("fsdp_sharding_strategy", 1 if isinstance(reshards, bool) else reshards)
+    if strategy not in list(_FSDP1):
+        raise ValueError(f"fsdp_sharding_strategy: found {shown(strategy)}; expected FULL_SHARD")
+    is_whole = plugin.get("fsdp_activation_checkpointing") is True
+    sharding: dict[str, Any] = {
+        "tp": degrees["tp"],
+        "cp": degrees["cp"],
+        "zero_stage": _FSDP1[strategy],
+        "shard_groups": degrees["dp_replicate"],
+        "recompute": "full" if is_whole else "none",
+    }
+    if sharding["zero_stage"] == MOST_ZERO_STAGE:
+        sharding["reshard_after_forward"] = reshards is not False
+    return sharding
+
+
+def _divides(plugin: Mapping[str, Any], tp: int) -> bool:
+    return tp > 1 and plugin.get("megatron_lm_sequence_parallelism") is True
+
+
+def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    parallelism, tokens = _part(config, "parallelism"), _part(config, "tokens")
+    optimizer, model = _part(config, "optimizer"), _part(config, "model")
+    shape = experiment.model.shape
+    sizes = {**_part(model, "model_config"), "sequence_length": tokens.get("sequence_length")}
+    for theirs, ours in {**_NANOTRON_SIZES, "sequence_length": "sequence_length"}.items():
+        value, expected = sizes.get(theirs), getattr(shape, ours)
+        if value is not None and value != expected:
+            message = f"{theirs} {shown(value)}: the experiment's model has {ours} {expected}"
+            raise ValueError(f"{message}; compare it with an experiment of its own model")
+    record: dict[str, Any] = {name: _number(parallelism, name, 1) for name in ("tp", "pp", "dp")}
+    record["ep"] = _number(parallelism, "expert_parallel_size", 1)
+    record["cp"] = _number(parallelism, "context_parallel_size", 1)
+    steps = _number(tokens, "batch_accumulation_per_replica", 1)
+    record["micro_batch_size"] = _number(tokens, "micro_batch_size", 1)
+    record["global_batch_size"] = record["dp"] * record["micro_batch_size"] * steps
+    record["zero_stage"] = _number(optimizer, "zero_stage", 0, low=0)
+    if parallelism.get("tp_mode") == "REDUCE_SCATTER" and record["tp"] > 1:
+        record["sequence_parallel"] = True
+    if parallelism.get("recompute_layer") is True:
+        record["recompute"] = "full"
+    names = {theirs: ours for ours, theirs in _NANOTRON_DTYPES.items()}
+    if "dtype" in model:
+        record["precision"] = names.get(str(model["dtype"]), str(model["dtype"]))
+    record["bounds"] = _even_bounds(experiment, record["pp"])
+    return record
+
+
+def _even_bounds(experiment: Experiment, pp: int) -> list[int] | None:
+    """Return the cuts of even stages; None if they do not divide the blocks, so that it is told."""
+    size, rest = divmod(len(experiment.model.indices("block")), pp)
+    return None if rest else bounds_of(experiment.model, [size] * pp)
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name) or {}
+    if not isinstance(section, Mapping):
+        message = f"{name}: found {shown(section)}; expected keys with values"
+        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
+    return section
+
+
+def _number(config: Mapping[str, Any], key: str, default: int, *, low: int = 1) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
+        raise ValueError(f"{key}: found {shown(value)}; expected a count")
+    return value

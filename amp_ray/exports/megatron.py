@@ -13,9 +13,11 @@ from typing import Any, Final
 from amp_ray.errors import shown
 from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import END, header, host_notes, torchrun_script, words_by_line
+from amp_ray.exports.shell import MOST_CHARACTERS
 from amp_ray.models.model import Model, ModelShape
 from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.own_program.megatron_flags import DTYPE_FLAGS, strategy_flags
 
 _SETTINGS: Final = (
@@ -275,10 +277,15 @@ _STRATEGY: Final = {
 """Flags that are counts of a STRATEGY; a missing flag means 1."""
 
 _OFFLOAD: Final = "cpu-offloading-num-layers"
+_ACCOUNTS: Final = (
+    "account-for-embedding-in-pipeline-split",
+    "account-for-loss-in-pipeline-split",
+)
 _ENDS: Final = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
 _PART: Final = "num-layers-per-virtual-pipeline-stage"
+_NUMBER: Final = "num-virtual-stages-per-pipeline-rank"
 
-_SHARDING: Final = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_SHARDING: Final = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
 def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
@@ -310,10 +317,7 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     record["recompute"] = parse_recompute(_recompute(flags)).to_json()
     if "sequence-parallel" in flags and record["tp"] > 1:
         record["sequence_parallel"] = True
-    record["zero_stage"] = int("use-distributed-optimizer" in flags)
-    if "use-megatron-fsdp" in flags:
-        strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
-        record["zero_stage"] = _SHARDING.get(strategy, 0)
+    record |= _sharding(flags)
     if "num-distributed-optimizer-instances" in flags:
         record["shard_groups"] = _count(flags, "num-distributed-optimizer-instances")
     if record["pp"] > model.num_layers:
@@ -321,13 +325,30 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
             f"--pipeline-model-parallel-size: found {record['pp']} for a model of "
             f"{model.num_layers} layers"
         )
-    chunks = _chunks(flags, record["pp"], len(model.indices("block")))
+    chunks = _chunks(flags, record["pp"], model)
     number = record["virtual_stages"] = len(chunks) // record["pp"]
     stages = bounds_of(model, [sum(chunks[stage :: record["pp"]]) for stage in range(record["pp"])])
     bounds = bounds_of(model, chunks)
     is_usual = number > 1 and bounds == list(chunk_bounds(model, stages, number))
     record["bounds"] = stages if is_usual else bounds
     return record
+
+
+def _sharding(flags: Mapping[str, str]) -> dict[str, Any]:
+    """Return the keys of ZeRO; Megatron's FSDP takes precedence over its distributed optimizer."""
+    if "use-torch-fsdp2" in flags:
+        keeps = "torch-fsdp2-no-reshard-after-forward" in flags
+        return {"zero_stage": MOST_ZERO_STAGE, "reshard_after_forward": not keeps}
+    if "use-megatron-fsdp" in flags:
+        name = flags.get("data-parallel-sharding-strategy", "no_shard")
+        if name not in _SHARDING:
+            message = f"--data-parallel-sharding-strategy: found {shown(name)}; expected one of "
+            raise ValueError(message + ", ".join(_SHARDING))
+        return {"zero_stage": _SHARDING[name]}
+    if "zero-stage" in flags:  # Megatron-DeepSpeed
+        stage = flags["zero-stage"]
+        return {"zero_stage": 0 if stage == "0" else _count(flags, "zero-stage")}
+    return {"zero_stage": int("use-distributed-optimizer" in flags)}
 
 
 def _formats(flags: Mapping[str, str]) -> dict[str, str]:
@@ -357,8 +378,9 @@ def bounds_of(model: Model, blocks: Sequence[int]) -> list[int]:
     return [0, *cuts, model.num_layers]
 
 
-def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
+def _chunks(flags: Mapping[str, str], pp: int, model: Model) -> list[int]:
     """Return the number of blocks of every chunk, in the model's order."""
+    num_blocks = len(model.indices("block"))
     if "pipeline-model-parallel-layout" in flags:
         chunks = parse_layout(flags["pipeline-model-parallel-layout"])
         if len(chunks) % pp or sum(chunks) != num_blocks:
@@ -367,24 +389,39 @@ def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
                 f"blocks together, for pp {pp} and a model of {num_blocks}"
             )
         return chunks
+    num_blocks -= model.shape.mtp_layers  # they come after the last stage's share
     ends = {
         stage: _count(flags, flag)
         for stage, flag in zip((0, pp - 1), _ENDS, strict=True)
         if flag in flags
     }
-    size, rest = divmod(num_blocks - sum(ends.values()), (pp - len(ends)) or 1)
+    added = [int(flag in flags) for flag in _ACCOUNTS]  # embedding and loss as a block each
+    size, rest = divmod(num_blocks + sum(added) - sum(ends.values()), (pp - len(ends)) or 1)
     if rest or size < 0:
         raise ValueError(f"{num_blocks} blocks are not divided evenly among {pp} stages")
-    part = _count(flags, _PART) if _PART in flags and pp > 1 else size
-    if size % (part or 1):
+    sizes = [ends.get(stage, size) for stage in range(pp)]
+    number = _num_chunks(flags, size) if pp > 1 else 1
+    if any(blocks % number for blocks in sizes):
+        message = f"--{_NUMBER} {number} does not divide the {max(sizes)} blocks of a stage"
+        raise ValueError(message)
+    chunks = [blocks // number for blocks in sizes] * number
+    chunks[0] -= added[0]
+    chunks[-1] += model.shape.mtp_layers - added[1]
+    return chunks
+
+
+def _num_chunks(flags: Mapping[str, str], size: int) -> int:
+    """Return the number of chunks of a stage with ``size`` blocks."""
+    if _PART not in flags:
+        return _count(flags, _NUMBER) if _NUMBER in flags else 1
+    part = _count(flags, _PART)
+    if size % part:
         raise ValueError(f"--{_PART} {part} does not divide the {size} blocks of a stage")
-    if part < size:
-        return [part] * (num_blocks // part)
-    return [ends.get(stage, size) for stage in range(pp)]
+    return size // part or 1
 
 
 def parse_layout(text: str) -> list[int]:
-    """Return the number of blocks of every part of a layout.
+    """Return the number of blocks of every part of a layout, with modules of further tokens (m).
 
     Raises:
         ValueError: If the text is no layout, or longer than that of any model.
@@ -400,15 +437,12 @@ def parse_layout(text: str) -> list[int]:
     except TooLongError as error:
         message = f"--pipeline-model-parallel-layout: found {shown(text)}, which is {error}"
         raise ValueError(message) from None
-    if not re.fullmatch(r"E[t|]*L", unrolled):
+    if not re.fullmatch(r"E[t|]*[m|]*L", unrolled):
         raise ValueError(
-            f"--pipeline-model-parallel-layout: found {shown(text)}; expected E, t, L with | "
-            "between stages, such as 'Et*3|t*4L'"
+            f"--pipeline-model-parallel-layout: found {shown(text)}; expected E, t, m, L with "
+            "| between stages, such as 'Et*3|t*4L'"
         )
-    return [part.count("t") for part in unrolled.split("|")]
-
-
-MOST_CHARACTERS: Final = 2**16  # most characters of an expanded layout or word; no script has more
+    return [part.count("t") + part.count("m") for part in unrolled.split("|")]
 
 
 class TooLongError(ValueError):
@@ -437,6 +471,7 @@ def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], te
 
 
 def _recompute(flags: Mapping[str, str]) -> str:
+    """Return the kind of recompute; ``--recompute-modules`` without the core is no selective."""
     kind = flags.get("recompute-granularity", "none")
     if "recompute-activations" in flags:
         kind = "selective"
@@ -445,4 +480,5 @@ def _recompute(flags: Mapping[str, str]) -> str:
     if kind not in {"none", "selective", "full"}:
         message = f"--recompute-granularity: found {shown(kind)}; expected selective or full"
         raise ValueError(message)
-    return kind
+    is_core = "core_attn" in flags.get("recompute-modules", "core_attn").split()
+    return "none" if kind == "selective" and not is_core else kind

@@ -7,6 +7,7 @@ written here for our program, and read as a strategy for any program.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,6 +27,9 @@ from amp_ray.exports.scripts import (
     reached,
     without_secret_variables,
 )
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import NotRead, not_read, patterns, switched_on
+from amp_ray.runtimes.traits import OPTIMIZERS
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.command import CONFIG_FILE, HOSTFILE, trial_launch
 from amp_ray.trials.job_file import JOB_FILE, PROGRAM
@@ -33,6 +37,41 @@ from amp_ray.trials.launch import FOLDER, RESULT_FILE, Launch, slots_by_host
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
 _TRIAL_ID: Final = "export"
+_BATCH_SIZES: Final = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+)
+_SECTIONS: Final = frozenset(
+    patterns("zero_optimization activation_checkpointing data_types pipeline optimizer")
+)
+_KNOWN_KEYS: Final = patterns(
+    """
+    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps bf16 bfloat16 fp16
+    tensor_parallel zero_optimization.stage zero_optimization.mics_shard_size
+    zero_optimization.contiguous_gradients zero_optimization.reduce_scatter
+    zero_optimization.*bucket_size zero_optimization.allgather_partitions
+    zero_optimization.overlap_comm zero_optimization.stage3_* zero_optimization.sub_group_size
+    zero_optimization.load_from_fp32_weights zero_optimization.*elastic_checkpoint
+    zero_optimization.ignore_unused_parameters zero_optimization.legacy_stage1
+    zero_optimization.round_robin_gradients zero_optimization.memory_efficient_linear
+    zero_optimization.override_module_apply zero_optimization.log_trace_cache_warnings
+    zero_optimization.use_multi_rank_bucket_allreduce zero_optimization.compute_grad_norm
+    zero_optimization.enable_sanity_checks zero_optimization.param_persistence_threshold
+    optimizer.* data_types.grad_accum_dtype pipeline.stages pipeline.partition_method
+    pipeline.seed_layers pipeline.*_partitioned activation_checkpointing.number_checkpoints
+    activation_checkpointing.profile
+
+    scheduler gradient_clipping steps_per_print wall_clock_breakdown dump_state log_level seed
+    prescale_gradients gradient_predivide_factor zero_allow_untested_optimizer
+    zero_force_ds_cpu_optimizer checkpoint dataloader_drop_last flops_profiler tensorboard wandb
+    csv_monitor comet monitor_config comms_logger timers nebula aio memory_breakdown
+    disable_python_gc disable_allgather check_grad_overflow
+    """
+)
+"""Patterns of keys that are read, that the cost model assumes, or that no plan depends on."""
+
+_STRING: Final = r'("(?:\\.|[^"\\])*")'
+_COMMENT: Final = re.compile(rf"{_STRING}|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
+_TRAILING_COMMA: Final = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
 
 _IS_SYNTHETIC: Final = (
     "It runs amp_ray's own program on random data and writes result.json; hosts need\n"
@@ -90,26 +129,21 @@ def deepspeed_folder(chosen: Chosen) -> Export:
     return Export(files=files, notes=(note, _IS_SYNTHETIC.replace("\n", " "), *missing))
 
 
-def read_ds_config(
-    config: Mapping[str, Any], num_devices: int, num_parameters: int
-) -> dict[str, Any]:
+def read_ds_config(config: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
     """Return the settings of a configuration, as keys of a STRATEGY and of the step.
 
     It has tp as ``tensor_parallel.autotp_size`` and pp as ``pipeline.stages``; if one is missing,
-    it follows from the number of devices. It has no cuts, so the solver chooses them.
-
-    Args:
-        config: The configuration as a JSON object.
-        num_devices: Number of devices of the run.
-        num_parameters: Number of the model's parameters. With ZeRO-3, weights remain gathered if
-            DeepSpeed may reuse them after that many parameters.
+    it follows from the number of devices. Of its three batch sizes two are enough, as for
+    DeepSpeed. It has no cuts, so the solver chooses them. With ZeRO-3, weights remain gathered if
+    DeepSpeed may reuse them after as many parameters as a rank has.
 
     Raises:
         ValueError: If the batch sizes contradict each other, or tp and pp do not follow.
     """
-    micro = _count(config, "train_micro_batch_size_per_gpu", 1, low=1)
-    steps = _count(config, "gradient_accumulation_steps", 1, low=1)
-    batch = _count(config, "train_batch_size", micro * steps, low=1)
+    num_devices = experiment.cluster.num_devices
+    tp = _count(config.get("tensor_parallel", {}), "autotp_size") or 0
+    pp = _count(config.get("pipeline", {}), "stages") or 0
+    batch, micro, steps = _batch_sizes(config, experiment, num_devices // ((tp or 1) * (pp or 1)))
     dp, rest = divmod(batch, micro * steps)
     per_replica, idle = divmod(num_devices, dp or 1)
     if rest or idle or not dp:
@@ -117,8 +151,6 @@ def read_ds_config(
             f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
             f"gradient_accumulation_steps {steps} x a dp that divides {num_devices} devices"
         )
-    tp = _count(config.get("tensor_parallel", {}), "autotp_size", 0)
-    pp = _count(config.get("pipeline", {}), "stages", 0)
     if per_replica > 1 and not tp and not pp:
         raise ValueError(
             f"{num_devices} devices, dp {dp}: whether the other {per_replica} are tp or pp the "
@@ -137,18 +169,90 @@ def read_ds_config(
         "micro_batch_size": micro,
         "global_batch_size": batch,
         "zero_stage": zero.get("stage", 0),
+        **_precision(config),
     }
+    shard_ranks = _count(zero, "mics_shard_size") or dp
+    if record["zero_stage"] == MOST_ZERO_STAGE and shard_ranks < dp:
+        record["shard_ranks"] = shard_ranks
     distance = zero.get("stage3_max_reuse_distance")
     if record["zero_stage"] == MOST_ZERO_STAGE and isinstance(distance, int | float):
-        record["reshard_after_forward"] = distance < num_parameters / tp
+        record["reshard_after_forward"] = distance < experiment.model.num_parameters / tp
     return record
 
 
-def _count(config: object, key: str, default: int, *, low: int = 0) -> int:
-    """Return a count; ``auto`` or a missing key gives the default."""
-    value = config.get(key, default) if isinstance(config, Mapping) else default
-    if value == "auto":
-        return default
+def _batch_sizes(config: Mapping[str, Any], experiment: Experiment, dp: int) -> tuple[int, ...]:
+    """Return samples per step, per micro-batch, and micro-batches, as DeepSpeed derives them.
+
+    See ``_set_batch_related_parameters`` (deepspeed/runtime/config.py). A size that is ``auto`` is
+    the trainer's; the experiment's batch takes its place.
+    """
+    batch, micro, steps = (_count(config, key) for key in _BATCH_SIZES)
+    if not micro and config.get(_BATCH_SIZES[1]) == "auto" and not (batch and steps):
+        automatic = [key for key in _BATCH_SIZES if config.get(key) == "auto"]
+        raise ValueError(
+            f"{_BATCH_SIZES[1]}: {', '.join(automatic)} are 'auto', so the trainer sets them: give "
+            f"{_BATCH_SIZES[1]} (Hugging Face's per_device_train_batch_size) as a number"
+        )
+    if not batch and "auto" in {config.get(key) for key in (_BATCH_SIZES[0], _BATCH_SIZES[2])}:
+        batch = experiment.global_batch_size
+    if micro:
+        if not batch:
+            batch = micro * (steps or 1) * dp
+        return batch, micro, steps or max(1, batch // (micro * dp))
+    batch = batch or experiment.global_batch_size
+    return batch, max(1, batch // ((steps or 1) * dp)), steps or 1
+
+
+def _precision(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the key ``precision`` if a section of a format is enabled."""
+    for name in ("bf16", "fp16"):
+        section = config.get(name, config.get("bfloat16") if name == "bf16" else None)
+        if isinstance(section, Mapping) and section.get("enabled") is True:
+            return {"precision": name}
+    return {}
+
+
+def ds_config_notes(
+    config: Mapping[str, Any], experiment: Experiment, file: str
+) -> tuple[NotRead, ...]:
+    """Return what to say about keys that are on and are not read.
+
+    Raises:
+        ValueError: If the optimizer is another one than the experiment's.
+    """
+    names = (key.split(".") for key in switched_on(config))
+    keys = [".".join(name[: 1 + (name[0] in _SECTIONS)]) for name in names]
+    notes = not_read(keys, file, known=_KNOWN_KEYS)
+    optimizer = config.get("optimizer")
+    kind = str(optimizer.get("type", "adam")) if isinstance(optimizer, Mapping) else "adam"
+    name = kind.lower().removeprefix("fused").removeprefix("deepspeedcpu").removesuffix("w")
+    if name in OPTIMIZERS and name != experiment.optimizer.removesuffix("w"):
+        raise ValueError(
+            f"optimizer {shown(kind)}; the experiment has {experiment.optimizer}: add --set "
+            f"optimizer={name}"
+        )
+    others = [] if name in OPTIMIZERS else [f"optimizer.type {kind}"]
+    return notes + not_read(others, file, known=())
+
+
+def without_comments(text: str) -> str:
+    r"""Return JSON without comments and trailing commas, which DeepSpeed's reader (HJSON) allows.
+
+    Example:
+        >>> without_comments('{"a": 1, // one' + chr(10) + '"b": "//", }')
+        '{"a": 1, \\n"b": "//" }'
+    """
+    for pattern in (_COMMENT, _TRAILING_COMMA):
+        text = pattern.sub(lambda match: match[1] or re.sub(r"[^\n]", "", match[0]), text)
+    return text
+
+
+def _count(config: object, key: str) -> int | None:
+    """Return a count; None if it is missing or ``auto``."""
+    value = config.get(key) if isinstance(config, Mapping) else None
+    if value is None or value == "auto":
+        return None
+    low = 1 if key in _BATCH_SIZES else 0
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
         raise ValueError(f"{key}: found {shown(value)}; expected a count")
     return value

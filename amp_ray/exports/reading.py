@@ -4,27 +4,49 @@ Nothing is executed: a script is read word by word, and only variables that it s
 """
 
 import ast
-import io
 import re
-import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Where, shown
-from amp_ray.exports.megatron import TooLongError, pairs_of, read_flags, replaced
-from amp_ray.exports.our_program import read_ds_config
-from amp_ray.exports.torchtitan import read_settings
+from amp_ray.exports.configs import read_configuration
+from amp_ray.exports.megatron import read_flags
+from amp_ray.exports.megatron_keys import (
+    ALIASES,
+    COMPARED,
+    READ,
+    check_model,
+    check_optimizer,
+    is_without_effect,
+    notes_of,
+)
+from amp_ray.exports.our_program import ds_config_notes, read_ds_config, without_comments
+from amp_ray.exports.shell import Branch, Command, LineError, branches_of, words_of
+from amp_ray.exports.torchtitan import (
+    key_is_without_effect,
+    notes_of_settings,
+    read_settings,
+)
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import not_read, switched_on
 from amp_ray.inputs.strict_text import parse_json
+from amp_ray.inputs.yaml_text import parse_yaml
 
 _MEGATRON: Final = re.compile(
-    r"--(tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size)\b"
+    r"""(?:--|(?<=[\s'"])(?:\w+\.)+)
+    (tensor[-_]model[-_]parallel[-_]size|pipeline[-_]model[-_]parallel[-_]size|micro[-_]batch[-_]size)
+    (?![-\w])""",
+    re.VERBOSE,
 )
+_YAML: Final = re.compile(r"^distributed_type:|^parallelism:(?=(?:.|\n)*^tokens:)", re.MULTILINE)
 _TITAN_FLAGS: Final = re.compile(r"--(parallelism|training)\.\w")
-_TITAN_TOML: Final = re.compile(r"^\[parallelism\]\s*$", re.MULTILINE)
+_TITAN_TOML: Final = re.compile(
+    r"^(?:\[parallelism\]\s*$|(?:tensor_parallel|data_parallel\w*)_degree\s*=)", re.MULTILINE
+)
 _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 
 _ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: hosts, and slots of each
@@ -38,8 +60,9 @@ _NO_FLAGS: Final = (
     "--parallelism.tensor_parallel_degree; a list of strategies is CSV or JSON"
 )
 _NO_YAML: Final = (
-    "no strategy is read from YAML; expected CSV, JSON, a script with flags of Megatron-LM or "
-    "torchtitan, torchtitan's TOML or DeepSpeed's JSON"
+    "no strategy is read from this YAML; expected one of nanotron (parallelism, tokens) or "
+    "Accelerate (distributed_type), CSV, JSON, a script with flags of Megatron-LM or torchtitan, "
+    "torchtitan's TOML or DeepSpeed's JSON"
 )
 _LACKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("sh", "bash", "slurm", "sbatch"), _NO_FLAGS),
@@ -51,30 +74,29 @@ _LACKS: Final[Mapping[str, str]] = {
 """Messages for files from which no strategy can be read, by the ending of their names."""
 
 _MOST_CHARACTERS: Final = 2**18  # most characters of a script or a configuration
-_MOST_WRITTEN_OUT: Final = 2**20  # most characters of a script's words, variables replaced
 _SLOTS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 _NAMED: Final = re.compile(r"--[\w.-]+|\w+(?=: )")
 """The flag or key at the beginning of a message."""
 
-_BETWEEN_WORDS: Final = re.compile(r"(?:\s+|#[^\n]*)*")
-
 _TOO_DEEP: Final = (RecursionError, MemoryError)
 """Exceptions of Python's own parsers for brackets nested too deeply."""
 
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_VARIABLE: Final = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]{0,999}))?\})"
-
-
-class _LineError(ValueError):
-    """A mistake in one line of a text."""
-
-    def __init__(self, message: str, line: int | None) -> None:
-        super().__init__(message)
-        self.line = line
+_OTHER_MODELS: Final = frozenset({"rollout", "ref", "critic", "reward_model", "generation"})
+_LAUNCHERS: Final = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
+_OVERRIDE: Final = re.compile(r"\+{0,2}((?:\w+\.)+\w+|mixed_precision)=(.*)", re.DOTALL)
+_PRECISIONS: Final = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+_OFF: Final = frozenset({"false", "null", "none"})
+_SEVERAL: Final = frozenset({"recompute-modules"})
+_SWIFT: Final = re.compile(r"\bmegatron (?:pt|sft|rlhf)\b")
+_DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 
 
 def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
     """Return the STRATEGY object of a program's script or configuration; None for other texts.
+
+    Beside its keys it has ``not_read``, a tuple of `NotRead`, if the file has such keys.
 
     It knows DeepSpeed's configuration, scripts with flags of Megatron-LM or torchtitan, and
     torchtitan's configurations.
@@ -96,7 +118,7 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
     try:
         record = read(text, experiment)
         return _fitted(record, experiment)
-    except _LineError as error:
+    except LineError as error:
         raise InputError(str(error), where=Where(file=file, line=error.line)) from None
     except InputError:  # has a place already
         raise
@@ -120,41 +142,65 @@ def is_program(text: str) -> bool:
 
 
 def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
-    if text.lstrip()[:1] == "{":
+    if without_comments(text).lstrip()[:1] == "{":
         is_config = re.search(r'"train_(micro_)?batch_size', text)
         return partial(_from_ds_config, file=file) if is_config else None
+    if _YAML.search(text) and not file.endswith((".sh", ".sbatch")):
+        return partial(_from_yaml, file=file)
     if _MEGATRON.search(text):
-        return _from_megatron
+        return partial(_from_megatron, file=file)
     if any(pattern.search(text) for pattern in (_TITAN_FLAGS, _TITAN_TOML, _TITAN_PYTHON)):
-        return _from_titan
+        return partial(_from_titan, file=file)
     return None
 
 
+def _from_yaml(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
+    config = parse_yaml(text, file=file).values
+    record, known = read_configuration(config, text, experiment)
+    if record.get("bounds", ()) is None:
+        del record["bounds"]
+    return {**record, "not_read": not_read(switched_on(config), file, known=known)}
+
+
 def _from_ds_config(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
-    config, model = parse_json(text, file=file), experiment.model
-    return read_ds_config(config, experiment.cluster.num_devices, model.num_parameters)
+    config = parse_json(without_comments(text), file=file)
+    record = read_ds_config(config, experiment)
+    return {**record, "not_read": ds_config_notes(config, experiment, file)}
 
 
-def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
-    record = read_flags(_once_each(words_of(text)), experiment.model)
+def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
+    words, launcher = _flags_of(text, _MEGATRON_DIALECT)
+    flags = {
+        name: "" if word.lower() == "true" else word
+        for name, word in words.items()
+        if word.lower() not in _OFF
+    }
+    if _SWIFT.search(text):  # its default; Megatron-LM's is tp
+        flags.setdefault("expert-tensor-parallel-size", "1")
+    check_model(flags, experiment.model.shape)
+    check_optimizer(flags, experiment)
+    record = read_flags(flags, experiment.model)
     placement = _placement(text, experiment.cluster)
-    return record if placement is None else {**record, "placement": placement}
+    num_devices = experiment.cluster.num_devices if placement is None else len(placement)
+    _check_world(text, launcher, num_devices)
+    record |= {} if placement is None else {"placement": placement}
+    return {**record, "not_read": notes_of(flags, experiment, file)}
 
 
 def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
     """Return host and slot of every rank, if an exported script sets them."""
     hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
-    if hosts is None or devices is None or not {*_split(hosts[1])} <= {*cluster.host_names}:
+    if hosts is None or devices is None or not {*words_of(hosts[1])} <= {*cluster.host_names}:
         return None
     wrong = [slots for slots in devices[1].split() if not _SLOTS.fullmatch(slots)]
     if wrong:
         raise ValueError(f"DEVICES: found {shown(wrong[0])}; expected slots such as 0,1")
-    pairs = zip(_split(hosts[1]), devices[1].split(), strict=False)
+    pairs = zip(words_of(hosts[1]), devices[1].split(), strict=False)
     places = [[host, int(slot)] for host, slots in pairs for slot in slots.split(",")]
     return None if places == [*map(list, cluster.places)] else places
 
 
-def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
+def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
     """Read torchtitan's settings from flags, TOML or an exported Python file."""
     settings: dict[str, Any] = {}
     if _TITAN_PYTHON.search(text):
@@ -162,10 +208,11 @@ def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
     elif _TITAN_TOML.search(text):
         settings = _toml_settings(text)
     else:
-        for flag, value in _once_each(words_of(text)).items():
+        for flag, value in _flags_of(text, _TITAN_DIALECT)[0].items():
             section, _, key = flag.partition(".")
-            settings.setdefault(section, {})[key.replace("-", "_")] = _literal(value)
-    return read_settings(settings, experiment)
+            settings.setdefault(section, {})[key] = _literal(value)
+    record = read_settings(settings, experiment)
+    return {**record, "not_read": notes_of_settings(settings, file)}
 
 
 def _python_settings(text: str) -> dict[str, Any]:
@@ -173,7 +220,7 @@ def _python_settings(text: str) -> dict[str, Any]:
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
-        raise _LineError(f"cannot be read as Python: {error.msg}", error.lineno) from None
+        raise LineError(f"cannot be read as Python: {error.msg}", error.lineno) from None
     except _TOO_DEEP:
         raise ValueError("cannot be read as Python: nested too deeply") from None
     settings = {}
@@ -185,7 +232,7 @@ def _python_settings(text: str) -> dict[str, Any]:
                     settings[name.lower()] = ast.literal_eval(statement.value)
                 except (ValueError, TypeError, *_TOO_DEEP):
                     message = f"{name}: expected plain numbers, texts and lists"
-                    raise _LineError(message, statement.lineno) from None
+                    raise LineError(message, statement.lineno) from None
     return settings
 
 
@@ -195,7 +242,7 @@ def _toml_settings(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         line = re.search(r" \(at line ([0-9]+),", str(error))
         message = f"cannot be read as TOML: {error}"
-        raise _LineError(message, None if line is None else int(line[1])) from None
+        raise LineError(message, None if line is None else int(line[1])) from None
     except _TOO_DEEP:
         raise ValueError("cannot be read as TOML: nested too deeply") from None
     except ValueError as error:  # an impossible number or date
@@ -204,89 +251,134 @@ def _toml_settings(text: str) -> dict[str, Any]:
 
 def _literal(value: str) -> object:
     """Return a number, a list or a word; an empty value means true."""
+    if value.lower() in {"true", "false"}:
+        return value.lower() == "true"
     try:
         return ast.literal_eval(value) if value else True
     except (ValueError, SyntaxError, TypeError, *_TOO_DEEP):
         return value
 
 
-def words_of(text: str) -> list[str]:
-    r"""Return the words of a script, with the script's own variables replaced.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dialect:
+    """How a program writes its flags."""
+
+    marks: re.Pattern[str]  # a flag or key that only commands of this program have
+    name_of: Callable[[str], str]  # normal form of the name of a flag or key
+    matters: Callable[[str], bool]  # whether a plan may depend on a flag
+    is_read: Callable[[str], bool]  # whether its value is read or compared
+
+
+def _megatron_name(name: str) -> str:
+    """Return Megatron's name of a flag, or of a key such as ``model.seq_length``."""
+    *path, last = name.split(".")
+    if _OTHER_MODELS & {*path}:  # of verl: models beside the one that is trained
+        return name
+    flag = last.replace("_", "-")
+    return ALIASES.get(flag, flag)
+
+
+_MEGATRON_DIALECT: Final = _Dialect(
+    marks=_MEGATRON,
+    name_of=_megatron_name,
+    matters=lambda flag: not is_without_effect(flag),
+    is_read=lambda flag: flag in READ or flag in COMPARED,
+)
+_TITAN_DIALECT: Final = _Dialect(
+    marks=_TITAN_FLAGS,
+    name_of=lambda name: name.replace("-", "_"),
+    matters=lambda key: not key_is_without_effect(key),
+    is_read=lambda _: True,
+)
+
+
+def _flags_of(text: str, dialect: _Dialect) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the flags of a script's training command, and those of its launcher.
 
     Raises:
-        ValueError: If the text is no shell script, or its variables expand to very long texts.
-
-    Example:
-        >>> words_of('TP=2\nA=(--tp "$TP")\nB="--pp ${PP:-4}"  # both\nrun ${A[@]} $B')
-        ['--tp', '2', '--pp', '4', 'run', '${A[@]}', '--pp 4']
+        ValueError: If a flag has two values, or one that depends on a condition of the script.
     """
-    variables: dict[str, str] = {}
-    words: list[str] = []
-    room = _MOST_WRITTEN_OUT
-    for line, word in _split_by_line(text):
-        assigned = _ASSIGNMENT.fullmatch(word)
-        try:
-            value = _filled(word if assigned is None else assigned[2], variables)
-        except TooLongError as error:
-            raise _LineError(f"{shown(word)} is {error}", line) from None
-        room -= len(value)
-        if room < 0:
-            message = f"with its variables the script has more than {_MOST_WRITTEN_OUT} characters"
-            raise _LineError(message, line)
-        if assigned is None:
-            words.append(value)
-            continue
-        variables[assigned[1]] = value
-        if "--" in value:
-            words += _split(value)
-    return words
-
-
-def _split(text: str) -> list[str]:
-    """Split shell into words, without brackets and separators."""
-    return [word for _, word in _split_by_line(text)]
-
-
-def _split_by_line(text: str) -> Iterator[tuple[int, str]]:
-    """Yield words, each with the number of the line that it ends in."""
-    stream = io.StringIO(text.replace("\\\n", "  "))  # keeps the length, and so the places
-    lexer = shlex.shlex(stream, posix=True, punctuation_chars="();<>&")
-    lexer.whitespace_split = True
-    line, end = 1, 0
-    while True:
-        try:
-            word = lexer.get_token()
-        except ValueError as error:
-            between = _BETWEEN_WORDS.match(text, end)
-            line += 0 if between is None else between[0].count("\n")
-            raise _LineError(f"cannot be read as a script: {error}", line) from None
-        if word is None:
-            return
-        before, end = end, max(end, stream.tell() - 1)  # without the separator after the word
-        line += text.count("\n", before, end)
-        if not set(word) <= set("();<>&"):
-            yield line, word
-
-
-def _filled(word: str, variables: Mapping[str, str]) -> str:
-    """Return a word with all known variables replaced."""
-
-    def value(match: re.Match[str]) -> tuple[str, int]:
-        name = match[1] or match[2]
-        return variables.get(name, match[0] if match[3] is None else match[3]), 1
-
-    return replaced(_VARIABLE, value, word)
-
-
-def _once_each(words: Sequence[str]) -> dict[str, str]:
-    """Return flags with their values; refuse a flag with two different values."""
     flags: dict[str, str] = {}
-    starts = [index for index, word in enumerate(words) if word.startswith("--")]
-    for first, end in zip(starts, [*starts[1:], len(words)], strict=True):
-        for flag, value in pairs_of(words[first:end]).items():
-            if flags.setdefault(flag, value) != value:
-                raise ValueError(f"--{flag} is {shown(flags[flag])} and {shown(value)}: keep one")
-    return flags
+    launcher: dict[str, str] = {}
+    for branch in branches_of(text):
+        read = _of_branch(branch, dialect)
+        if read is None:
+            continue
+        values, launched = read
+        for flag in sorted({*flags, *values} if flags else ()):
+            pair = flags.get(flag), values.get(flag)
+            if pair[0] != pair[1] and dialect.is_read(flag):
+                words = " or ".join("missing" if word is None else shown(word) for word in pair)
+                raise LineError(
+                    f"--{flag} is {words}, by the condition {shown(branch.condition)}: "
+                    "write the number into the file",
+                    branch.line,
+                )
+        flags, launcher = {**values, **flags}, {**launched, **launcher}
+    return flags, launcher
+
+
+def _of_branch(branch: Branch, dialect: _Dialect) -> tuple[dict[str, str], dict[str, str]] | None:
+    """Return the flags of a branch's training commands and launchers; None if it has none."""
+    flags: dict[str, str] = {}
+    launcher: dict[str, str] = {}
+    commands = [*branch.commands, Command(line=0, words=branch.values)]
+    for command in commands:
+        is_list = command.words[:1] and command.words[0].startswith("--")
+        is_meant = is_list or any(dialect.marks.search(f" {word}") for word in command.words)
+        if not is_meant or (flags and not command.line):
+            continue
+        start = _start_of_program(command.words)
+        for flag, value in _pairs(command.words[start:], dialect):
+            if flags.setdefault(flag, value) != value and dialect.matters(flag):
+                raise LineError(
+                    f"--{flag} is {shown(flags[flag])} and {shown(value)}: keep one",
+                    command.line or None,
+                )
+        launcher |= dict(_pairs(command.words, dialect))
+    return (flags, launcher) if flags else None
+
+
+def _start_of_program(words: Sequence[str]) -> int:
+    """Return the index of the first word after the program that a launcher starts."""
+    for index, word in enumerate(words):
+        if word.endswith(".py") or (words[index - 1] == "-m" and word not in _LAUNCHERS):
+            return index + 1
+    return 0
+
+
+def _pairs(words: Sequence[str], dialect: _Dialect) -> list[tuple[str, str]]:
+    """Return flags, and keys of overrides, with their values; an empty value for one without."""
+    pairs: list[tuple[str, str]] = []
+    for word in words:
+        override = _OVERRIDE.fullmatch(word)
+        if word.startswith("--"):
+            flag, _, value = word.removeprefix("--").partition("=")
+            pairs.append((dialect.name_of(flag), value))
+        elif override:
+            name, value = dialect.name_of(override[1]), override[2].strip("'\"")
+            precision = _PRECISIONS.get(value)
+            pairs.append((precision, "") if precision else (name, value))
+        elif pairs:
+            name, value = pairs[-1]
+            if not value or (name in _SEVERAL and re.fullmatch(r"\w+", word)):
+                pairs[-1] = name, f"{value} {word}".strip()
+    return pairs
+
+
+def _check_world(text: str, flags: Mapping[str, str], num_devices: int) -> None:
+    """Refuse a script that starts other numbers of processes than the experiment has devices."""
+    directives = " ".join(_DIRECTIVE.findall(text))
+    pairs = {**dict(_pairs(directives.split(), _MEGATRON_DIALECT)), **flags}
+    counts = {name: int(word) for name, word in pairs.items() if re.fullmatch("[0-9]{1,6}", word)}
+    for nodes in ("nnodes", "num-nodes", "nodes"):
+        for slots in ("nproc-per-node", "num-gpus", "gpus-per-node"):
+            world = counts.get(nodes, 0) * counts.get(slots, 0)
+            if world and world != num_devices:
+                raise ValueError(
+                    f"--{nodes} {counts[nodes]} x --{slots} {counts[slots]} = {world} processes; "
+                    f"the experiment has {num_devices} devices"
+                )
 
 
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
@@ -315,12 +407,16 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))
+    replicas = record.get("dp")
     record["dp"], rest = divmod(num_devices, per_replica)
-    if rest:
-        raise ValueError(
-            f"tp {record['tp']} x pp {record['pp']} do not divide the "
-            f"{num_devices} devices of the experiment"
+    if rest or replicas not in {None, record["dp"]}:
+        degrees = f"tp {record['tp']} x pp {record['pp']}"
+        message = (
+            f"{degrees} do not divide the {num_devices} devices of the experiment"
+            if rest
+            else f"{degrees} x dp {replicas}; the experiment has {num_devices} devices"
         )
+        raise ValueError(message)
     samples = record["dp"] * record["micro_batch_size"]
     record["num_micro_batches"], rest = divmod(batch, samples)
     if rest:
@@ -332,4 +428,5 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     if groups > 1:
         record["shard_ranks"] = record["dp"] // groups
     off = {name for name in ("cp", "ep", "virtual_stages") if record.get(name, 1) == 1}
+    off |= {"not_read"} - {name for name, notes in record.items() if notes}
     return {name: value for name, value in record.items() if name not in off}

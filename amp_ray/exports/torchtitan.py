@@ -15,6 +15,7 @@ from amp_ray.errors import shown
 from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import host_notes, python_comment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import NotRead, not_read, patterns, switched_on
 from amp_ray.models.model import Layer, Model
 from amp_ray.strategies.recompute import parse_recompute
 
@@ -35,10 +36,45 @@ _MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384
 _OTHER_MODEL: Final = "llama3_debugmodel"
 
 _SCHEDULE: Final = "1F1B"  # torchtitan's default
+_INTERLEAVED: Final = "Interleaved1F1B"
+_DEFAULT_CHUNKS: Final = 2  # stages of a rank in its interleaved schedule
+_EIGHT_BIT: Final = re.compile(r"float8|\bmx|mxfp8")
 _FSDP: Final = 3  # ZeRO stage of FSDP
 _MOST: Final = 10**9  # largest count; larger ones are mistakes
 
 _PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
+
+_AS_ASSUMED: Final = {
+    "pipeline_parallel_schedule": (_SCHEDULE, _INTERLEAVED),
+    "spmd_backend": ("default",),
+    "expert_tensor_parallel_degree": (1,),
+}
+"""Values of keys of parallelism that the cost model assumes; others are named as not read."""
+
+_READ: Final = patterns(
+    """
+    *.*_parallel_degree parallelism.data_parallel_*_degree training.data_parallel_*_degree
+    parallelism.fsdp_reshard_after_forward parallelism.enable_sequence_parallel
+    parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_*_stage_less_layers
+    parallelism.module_fqns_per_model_part
+    activation_checkpoint.mode recompute model.converters float8.enable_f*_linear
+    """
+)
+"""Patterns of the keys that are read, with the sections in which they stood until 2025."""
+
+_WITHOUT_EFFECT: Final = patterns(
+    """
+    job.* profiling.* metrics.* optimizer.* lr_scheduler.* checkpoint.* comm.* validation.* debug.*
+    memory_estimation.* profiler.* dataloader.* tokenizer.* hf_assets_path dump_folder
+    model.name model.flavor model.*_path model.norm_type model.print_after_conversion
+    training.*batch_size training.seq_len training.mixed_precision_param training.dataset*
+    training.mixed_precision_reduce training.steps training.max_norm training.gc_* training.seed
+    training.deterministic training.warmup_steps parallelism.context_parallel_load_balancer
+    experimental.custom_* activation_checkpoint.per_op_sac_* activation_checkpoint.early_stop
+    quantize.*.filter_fqns
+    """
+)
+"""Patterns of the keys that no plan depends on, and of those that `_check_job` compares."""
 
 _MODULE_FILE: Final = re.compile(r"[A-Za-z_]\w*\.py", re.ASCII)
 
@@ -192,7 +228,10 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     Raises:
         ValueError: If torchtitan does not have a value, or a key of the STRATEGY does not follow.
     """
-    parallelism, training = _section(settings, "parallelism"), _section(settings, "training")
+    training = _section(settings, "training")
+    old = {**training, **_section(settings, "experimental")}  # until 2025
+    parallelism = {**old, **_section(settings, "parallelism")}
+    _check_job(settings, experiment)
     record: dict[str, Any] = {
         ours: _count(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
     }
@@ -206,7 +245,8 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
         record["shard_groups"] = _count(parallelism, "data_parallel_replicate_degree", 1)
     if "global_batch_size" in training:
         record["global_batch_size"] = _count(training, "global_batch_size", 1)
-    record["micro_batch_size"] = _count(training, "local_batch_size", 8)
+    size = "batch_size" if "batch_size" in training else "local_batch_size"
+    record["micro_batch_size"] = _count(training, size, 8)
     if record["pp"] > 1:
         record["micro_batch_size"] = _count(parallelism, "pipeline_parallel_microbatch_size", 1)
     if record["tp"] > 1 and parallelism.get("enable_sequence_parallel", True):
@@ -217,12 +257,76 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     ):
         if section.get(key) is not None:
             record["recompute"] = _recompute(key, section[key])
+    schedule = parallelism.get("pipeline_parallel_schedule", _SCHEDULE)
     parts = parallelism.get("module_fqns_per_model_part")
     if parts and record["pp"] > 1:
         record["bounds"] = _bounds(parts, experiment.model)
-    elif record["pp"] == 1 or parallelism.get("pipeline_parallel_schedule", _SCHEDULE) == _SCHEDULE:
+        record["virtual_stages"] = max(1, len(record["bounds"]) // record["pp"])
+    elif record["pp"] == 1 or schedule == _SCHEDULE:
         record["bounds"] = _default_bounds(parallelism, record["pp"], experiment.model)
+    elif schedule == _INTERLEAVED:
+        record["virtual_stages"] = _DEFAULT_CHUNKS
     return record
+
+
+def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
+    """Refuse settings of another model, precision or sequence length than the experiment's.
+
+    Raises:
+        ValueError: If one of them differs.
+    """
+    shape, training = experiment.model.shape, _section(settings, "training")
+    length = _count(training, "seq_len", shape.sequence_length or 1)
+    if length != (shape.sequence_length or length):
+        raise ValueError(
+            f"seq_len {length}: the experiment's model has sequence_length "
+            f"{shape.sequence_length}; add --set model.sequence_length={length}"
+        )
+    model = _section(settings, "model")
+    sizes = {name: size for size, name in _MODELS.items()}
+    name = f"{model.get('name')}_{model.get('flavor')}".lower()
+    if name in sizes and sizes[name] != (shape.num_layers, shape.hidden_size):
+        layers, width = sizes[name]
+        raise ValueError(
+            f"flavor {shown(model.get('flavor'))} has {layers} layers of width {width}; the "
+            f"experiment's model has {shape.num_layers} of {shape.hidden_size}: compare it with an "
+            "experiment of its own model"
+        )
+    float8 = _section(settings, "float8")
+    is_8_bit = float8.get("enable_float8_linear") or float8.get("enable_fp8_linear")
+    if (is_8_bit or _EIGHT_BIT.search(str(model.get("converters")))) and (
+        experiment.precision != "fp8"
+    ):
+        advice = (
+            "add --set precision=fp8"
+            if experiment.traits.fp8
+            else f"which runtime {experiment.traits.name} is not planned in: take it out of the "
+            f"file to see the time in {experiment.precision}"
+        )
+        raise ValueError(f"converters of 8 bits (float8, mx) mean precision fp8, {advice}")
+    names = {theirs: ours for ours, theirs in _PRECISION.items()}
+    precision = names.get(str(training.get("mixed_precision_param")))
+    if precision and experiment.precision in _PRECISION and precision != experiment.precision:
+        raise ValueError(
+            f"mixed_precision_param means precision {precision}; the experiment has "
+            f"{experiment.precision}: add --set precision={precision}"
+        )
+
+
+def key_is_without_effect(key: str) -> bool:
+    """Return whether no plan depends on a key, such as ``checkpoint.interval``."""
+    return not not_read([key], "", known=_WITHOUT_EFFECT)
+
+
+def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, ...]:
+    """Return what to say about keys that are not read; those that are off are not mentioned."""
+    parallelism = _section(settings, "parallelism")
+    assumed = [
+        f"parallelism.{key}"
+        for key, values in _AS_ASSUMED.items()
+        if parallelism.get(key) in values
+    ]
+    return not_read(switched_on(settings), file, known=(*_WITHOUT_EFFECT, *_READ, *assumed))
 
 
 def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> list[int]:

@@ -5,15 +5,16 @@ Commands write it to stderr (`amp_ray.cli.exits.tell`), and rows have it as a wa
 plan depends on, such as a path of data, is not mentioned.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
 
 from amp_ray.errors import printable
 
 _MOST_NAMES: Final = 20
 _LONGEST_NAME: Final = 80
+_OFF: Final[tuple[object, ...]] = (False, None, "", 0, [], "auto", "none", "no", "NO")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,26 @@ class NotRead:
         more = len(self.names) - len(names)
         text = ", ".join([*names, *([f"and {more} more"] if more else [])])
         return printable(f"not read: {text} ({self.file}: {self.why})").replace("\n", "\\n")
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    """Return the patterns of a table, which are divided by white space."""
+    return tuple(text.split())
+
+
+def switched_on(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a configuration, without those that are off and their sections.
+
+    Example:
+        >>> list(switched_on({"a": {"enabled": False, "b": 1}, "c": {"d": 2, "e": None}}))
+        ['c.d']
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            if value.get("enabled", True) is not False and value.get("device", 1) not in _OFF:
+                yield from switched_on(value, f"{before}{key}.")
+        elif value not in _OFF:
+            yield f"{before}{key}"
 
 
 def not_read(

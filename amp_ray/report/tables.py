@@ -214,14 +214,18 @@ class ResultsTable:
         return [
             text
             for text in self._warnings
-            if all(text in estimate.warnings for estimate in self._estimates if estimate.feasible)
+            if all(text in estimate.warnings for estimate in self._remarked)
         ]
 
     @cached_property
     def _warnings(self) -> list[str]:
-        """Return the warnings of the feasible rows, each once."""
-        feasible = [estimate for estimate in self._estimates if estimate.feasible]
-        return list(dict.fromkeys(text for estimate in feasible for text in estimate.warnings))
+        """Return the warnings of the feasible rows, or of all if none is feasible, each once."""
+        return list(dict.fromkeys(text for row in self._remarked for text in row.warnings))
+
+    @cached_property
+    def _remarked(self) -> list[Estimate]:
+        """Return the rows whose warnings are shown."""
+        return [row for row in self._estimates if row.feasible] or self._estimates
 
     def _legend(self, width: int) -> Iterator[str]:
         """Explain the marks and the columns that are not self-explanatory."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from amp_ray.calibration.observation import noise_of
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.exports.reading import read_program
+from amp_ray.exports.reading import is_program, read_program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import SLICES_SUFFIX, Profile
@@ -166,7 +166,7 @@ def _strategy_record(
 
 def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Entry, ...]:
     text = read_text(path)
-    if text.lstrip()[:1] == "{":
+    if text.lstrip()[:1] == "{" and not is_program(text):
         record = parse_json(text, file=str(path))
         for key, place in guests.STRATEGY_FILES.items():
             if key in record:
@@ -175,7 +175,9 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Entry, ...]
                 return (Entry(where=Where(file=str(path)), candidate=None, strategy=strategy),)
     launched = read_program(text, file=str(path), experiment=experiment)
     if launched is not None:
-        return strategies_of([launched], file=str(path), experiment=experiment)
+        notes = launched.pop("not_read", ())
+        entries = strategies_of([launched], file=str(path), experiment=experiment)
+        return tuple(replace(entry, not_read=notes) for entry in entries)
     return parse_strategies(text, file=str(path), experiment=experiment)
 
 

@@ -301,7 +301,7 @@ def test_a_users_script_is_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("$TP", "$(nproc)", r"tensor-model-parallel-size: found '\$'"),
+        ("$TP", "$(nproc)", r"tensor-model-parallel-size: found '\$\(nproc\)'"),
         ("TP=2", "TP=3", "tp 3 x pp 2 do not divide the 4 devices"),
         ("size 8", "size 16", "global_batch_size is 16; the experiment has 8: add --set"),
         ("=2\n    --micro", "=4\n    --micro", "blocks are not divided evenly among 4 stages"),
@@ -418,7 +418,7 @@ TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_s
             TOML.replace("[act", "module_fqns_per_model_part = [[{}], [7]]\n[act"),
             "run.sh:9: module_fqns_per_model_part: found {}; the modules are",
         ),
-        (TITAN_FLAGS + DEEP, "run.sh:1: local_batch_size: found"),
+        (TITAN_FLAGS + DEEP, "cannot be read as a script: nested too deeply"),
         (TITAN_FLAGS + "-" * 9999 + "1", "run.sh:1: local_batch_size: found"),
         ('{"train_batch_size": ' + "[" * 100_000, "nested too deeply"),
         ('{\n"train_batch_size": 8,\n"train_batch_size": 8}', "stands there twice"),
