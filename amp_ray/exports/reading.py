@@ -7,7 +7,6 @@ import ast
 import io
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -18,7 +17,7 @@ from amp_ray.exports.megatron import TooLongError, pairs_of, read_flags, replace
 from amp_ray.exports.our_program import read_ds_config
 from amp_ray.exports.torchtitan import read_settings
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strict_text import parse_json
+from amp_ray.inputs.strict_text import parse_json, parse_toml
 
 _MEGATRON: Final = re.compile(
     r"--(tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size)\b"
@@ -126,7 +125,7 @@ def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]]
     if _MEGATRON.search(text):
         return _from_megatron
     if any(pattern.search(text) for pattern in (_TITAN_FLAGS, _TITAN_TOML, _TITAN_PYTHON)):
-        return _from_titan
+        return partial(_from_titan, file=file)
     return None
 
 
@@ -154,13 +153,13 @@ def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
     return None if places == [*map(list, cluster.places)] else places
 
 
-def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
+def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
     """Read torchtitan's settings from flags, TOML or an exported Python file."""
     settings: dict[str, Any] = {}
     if _TITAN_PYTHON.search(text):
         settings = _python_settings(text)
     elif _TITAN_TOML.search(text):
-        settings = _toml_settings(text)
+        settings = parse_toml(text, file=file)
     else:
         for flag, value in _once_each(words_of(text)).items():
             section, _, key = flag.partition(".")
@@ -187,19 +186,6 @@ def _python_settings(text: str) -> dict[str, Any]:
                     message = f"{name}: expected plain numbers, texts and lists"
                     raise _LineError(message, statement.lineno) from None
     return settings
-
-
-def _toml_settings(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = re.search(r" \(at line ([0-9]+),", str(error))
-        message = f"cannot be read as TOML: {error}"
-        raise _LineError(message, None if line is None else int(line[1])) from None
-    except _TOO_DEEP:
-        raise ValueError("cannot be read as TOML: nested too deeply") from None
-    except ValueError as error:  # an impossible number or date
-        raise ValueError(f"cannot be read as TOML: {error}") from None
 
 
 def _literal(value: str) -> object:
