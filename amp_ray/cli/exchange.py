@@ -36,7 +36,7 @@ from amp_ray.exports.torchtitan import titan_config
 from amp_ray.exports.trace import trace
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
-from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_test
+from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_tests
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, RANGES, read_trace, trace_folder
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
@@ -432,7 +432,12 @@ def nccl_tests(*, logs: tuple[Path, ...], collective: str | None, output: Path |
     sendrecv_perf. Ranks on one host tell the link within a node, ranks on several hosts the
     network. The keys go into the node's entry in cluster.nodes, without a protocol.
     """
-    tests = [parse_nccl_test(read_text(log), file=str(log), collective=collective) for log in logs]
+    tests = [
+        test
+        for log in logs
+        for test in parse_nccl_tests(read_text(log), file=str(log), collective=collective)
+    ]
+    tell(note for test in tests for note in test.not_read)
     reports = links_of_tests(tests, Constants())
     text = links_yaml(reports)
     for report in reports:
