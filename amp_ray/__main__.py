@@ -1,8 +1,13 @@
 """``amp-ray``, also as ``python -m amp_ray``: quiet if it is interrupted during startup."""
 
-import gc
-import logging
 import sys
+
+_FROM_FOLDER = __name__ == "__main__" and not sys.flags.safe_path
+if _FROM_FOLDER and f"{sys.path[0]}/amp_ray/__main__.py" != __file__:
+    del sys.path[0]  # the current folder: modules in it are none of ours
+
+import gc  # noqa: E402
+import logging  # noqa: E402
 
 _INTERRUPTED = 130  # as in `amp_ray.cli.exits`, whose import would be the first to be interrupted
 

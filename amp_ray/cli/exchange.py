@@ -1,7 +1,7 @@
 """Commands for files of other programs: `export` writes them, `import` reads them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from amp_ray.cli.options import (
     verbose_option,
 )
 from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import CATALOGUE, is_cpu
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
@@ -36,7 +37,7 @@ from amp_ray.exports.torchtitan import titan_config
 from amp_ray.exports.trace import trace
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
-from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_test
+from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_tests
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, RANGES, read_trace, trace_folder
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
@@ -386,6 +387,12 @@ def import_trace(
         )
         for key, path in zip(keys, traces, strict=True)
     }
+    for path, trace_of_rank in zip(traces, read.values(), strict=True):
+        if trace_of_rank.has_kernels is is_cpu(device):
+            ran = "ran kernels of a GPU" if is_cpu(device) else "has no kernel of a GPU"
+            message = f"{ran}; expected a trace of the experiment's device, {device}"
+            raise InputError(message, where=Where(file=str(path)))
+        tell((*trace_of_rank.not_read, *_other_device(trace_of_rank.devices, device, str(path))))
     files = trace_folder(
         read,
         device=device,
@@ -396,6 +403,13 @@ def import_trace(
     for name, text in files.items():
         write_output(output / name, text)
     click.echo(f"{output}: plan with profile: {{source: table, path: {output}}}")
+
+
+def _other_device(names: tuple[str, ...], device: str, file: str) -> Iterator[str]:
+    """Say that a trace is of another board of the catalogue, judged by its name."""
+    model = device.partition("-")[0]
+    if device in CATALOGUE and not is_cpu(device) and names and model not in " ".join(names):
+        yield f"{file} was recorded on {', '.join(map(shown, names))}, and is taken for {device}"
 
 
 def _one_device(name: str | None, names: list[str]) -> str:
@@ -432,7 +446,12 @@ def nccl_tests(*, logs: tuple[Path, ...], collective: str | None, output: Path |
     sendrecv_perf. Ranks on one host tell the link within a node, ranks on several hosts the
     network. The keys go into the node's entry in cluster.nodes, without a protocol.
     """
-    tests = [parse_nccl_test(read_text(log), file=str(log), collective=collective) for log in logs]
+    tests = [
+        test
+        for log in logs
+        for test in parse_nccl_tests(read_text(log), file=str(log), collective=collective)
+    ]
+    tell(note for test in tests for note in test.not_read)
     reports = links_of_tests(tests, Constants())
     text = links_yaml(reports)
     for report in reports:

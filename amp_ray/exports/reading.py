@@ -5,7 +5,6 @@ Nothing is executed: a script is read word by word, and only variables that it s
 
 import ast
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ from amp_ray.exports.torchtitan import (
 )
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import not_read, switched_on
-from amp_ray.inputs.strict_text import parse_json
+from amp_ray.inputs.strict_text import parse_json, parse_toml
 from amp_ray.inputs.yaml_text import parse_yaml
 
 _MEGATRON: Final = re.compile(
@@ -206,7 +205,7 @@ def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, An
     if _TITAN_PYTHON.search(text):
         settings = _python_settings(text)
     elif _TITAN_TOML.search(text):
-        settings = _toml_settings(text)
+        settings = parse_toml(text, file=file)
     else:
         for flag, value in _flags_of(text, _TITAN_DIALECT)[0].items():
             section, _, key = flag.partition(".")
@@ -234,19 +233,6 @@ def _python_settings(text: str) -> dict[str, Any]:
                     message = f"{name}: expected plain numbers, texts and lists"
                     raise LineError(message, statement.lineno) from None
     return settings
-
-
-def _toml_settings(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = re.search(r" \(at line ([0-9]+),", str(error))
-        message = f"cannot be read as TOML: {error}"
-        raise LineError(message, None if line is None else int(line[1])) from None
-    except _TOO_DEEP:
-        raise ValueError("cannot be read as TOML: nested too deeply") from None
-    except ValueError as error:  # an impossible number or date
-        raise ValueError(f"cannot be read as TOML: {error}") from None
 
 
 def _literal(value: str) -> object:

@@ -4,12 +4,19 @@ import csv
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from amp_ray.errors import InputError, Where, shown
+from amp_ray.inputs.yaml_text import MOST_LEVELS
 
 MOST_SECONDS: Final = 1e6  # seconds of one iteration or one layer: eleven days
+
+_TOO_DEEP: Final = f"nested more than {MOST_LEVELS} levels deep"
+_KEY_PART: Final = r"""(?:(?<![\w-])[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_TOO_DEEP_KEY: Final = re.compile(rf"(?:{_KEY_PART}\.[ \t]*+){{{MOST_LEVELS}}}", re.ASCII)
+"""A dotted key of TOML, whose reading takes memory by the square of its parts."""
 
 _MOST_DIGITS: Final = 300
 _MOST_LINES: Final = 100_000
@@ -32,22 +39,58 @@ def parse_any_json(text: str, *, file: str, finite: bool = True) -> Any:  # noqa
     ``finite``, has a number that is not finite.
     """
     try:
-        return json.loads(
+        value = json.loads(
             text,
             object_pairs_hook=_once_each,
             parse_constant=_finite if finite else float,
             parse_float=_finite if finite else float,
             parse_int=_integer,
         )
+        _check_levels(value)
+        return value  # noqa: TRY300 - the check raises a ValueError, too
     except json.JSONDecodeError as error:
         message = f"not valid JSON: {error.msg}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
             message += "; the file ends here: is it cut short?"
         raise InputError(message, where=Where(file=file, line=error.lineno)) from None
     except RecursionError:
-        raise InputError("not usable JSON: nested too deeply", where=Where(file=file)) from None
+        raise InputError(f"not usable JSON: {_TOO_DEEP}", where=Where(file=file)) from None
     except ValueError as error:
         raise InputError(f"not usable JSON: {error}", where=Where(file=file)) from None
+
+
+def _check_levels(value: object) -> None:
+    """Refuse a value that is nested too deeply; level by level, since recursion would fail."""
+    containers = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        containers = [
+            child
+            for container in containers
+            for child in (container.values() if isinstance(container, dict) else container)
+            if isinstance(child, dict | list)
+        ]
+    if containers:
+        raise ValueError(_TOO_DEEP)
+
+
+def parse_toml(text: str, *, file: str) -> dict[str, Any]:
+    """Read TOML as plain values; refuse what is nested too deeply, before it takes memory."""
+    place = _TOO_DEEP_KEY.search(text)
+    if place is not None:
+        line = 1 + text.count("\n", 0, place.start())
+        message = f"cannot be read as TOML: a key of more than {MOST_LEVELS} parts"
+        raise InputError(message, where=Where(file=file, line=line))
+    try:
+        values = tomllib.loads(text)
+        _check_levels(values)
+        return values  # noqa: TRY300 - see above
+    except (RecursionError, MemoryError):
+        problem = _TOO_DEEP
+    except ValueError as error:  # also an impossible number or date
+        problem = str(error)
+    line_number = re.search(r" \(at line ([0-9]+),", problem)
+    where = Where(file=file, line=None if line_number is None else int(line_number[1]))
+    raise InputError(f"cannot be read as TOML: {problem}", where=where)
 
 
 def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,15 +6,15 @@ is ten. YAML 1.1 would change such values silently.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import yaml
 
-from amp_ray.errors import InputError, Where, placed
-from amp_ray.redaction import redact_at, redact_values
+from amp_ray.errors import InputError, Where, placed, shown
+from amp_ray.redaction import NOT_KEPT, is_secret, redact_at, redact_values
 
 Path = tuple[str | int, ...]
 
@@ -38,7 +38,8 @@ _MOST_CHARACTERS: Final = 2**20
 _MOST_VALUES: Final = 100_000
 """Most values of a file, counting aliases as often as they repeat; 10,000 nodes have 80,000."""
 
-_MOST_LEVELS: Final = 50
+MOST_LEVELS: Final = 50
+"""Most levels of values within values, and parts of a dotted key, in any format."""
 
 
 def read_yaml(text: str, *, file: str) -> tuple[Any, dict[Path, int]]:
@@ -90,8 +91,8 @@ class _Loader(yaml.BaseLoader):
         self._level += 1
         self._num_values += 1
         problem = None
-        if self._level > _MOST_LEVELS:
-            problem = f"nested more than {_MOST_LEVELS} levels deep"
+        if self._level > MOST_LEVELS:
+            problem = f"nested more than {MOST_LEVELS} levels deep"
         if self._num_values > _MOST_VALUES:
             problem = f"more than {_MOST_VALUES:,} values"
         if problem is not None:
@@ -240,45 +241,72 @@ def with_changes(document: Document, changes: Iterable[str]) -> Document:
     """
     for change in changes:
         key, equals, text = change.partition("=")
-        file = f"--set {shown_change(change)}"
-        path = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
-        if not equals or "" in path:
+        where = Where(file=f"--set {shown_change(change)}")
+        parts = key.strip().split(".")
+        if not equals or "" in parts:
             message = "expected KEY=VALUE, such as search.space=placement"
-            raise InputError(message, where=Where(file=file))
-        values = _with(document.values, path, parse_value(text, file=file), Where(file=file))
+            raise InputError(message, where=where)
+        if len(parts) > MOST_LEVELS:
+            raise InputError(f"a key of more than {MOST_LEVELS} parts", where=where)
+        path = _path_of(parts, document.values, where)
+        values = _with(document.values, path, parse_value(text, file=where.file))
         changed = {**document.changes, path: _kept_change(change, path, values)}
         document = replace(document, values=values, changes=changed)
     return document
 
 
 def shown_change(change: str) -> str:
-    """Return a change for use in a message, without secrets."""
+    """Return a change for use in a message, without the secrets in its value or its values."""
     key, equals, text = change.partition("=")
-    return f"{key}{equals}{redact_at(key.split('.'), text)}"
+    path = key.split(".")[:MOST_LEVELS]
+    for written in (text, f"[{text}]"):  # a sweep lists values
+        try:
+            value = parse_value(written, file="")
+        except InputError:
+            continue
+        kept = redact_at(path, value)
+        if kept == value:
+            return change
+        return f"{key}={kept if isinstance(kept, str) else json.dumps(kept)}"
+    return f"{key}{equals}{NOT_KEPT if is_secret(text) else redact_at(path, text)}"
 
 
 def _kept_change(change: str, path: Path, values: Mapping[str, Any]) -> str:
     """Return a change that was applied, without the secrets of the values at its path."""
     key = str(path[0])
     value: Any = {key: values[key]}
-    shown: Any = redact_values(value)
+    kept: Any = redact_values(value)
     for part in path:
-        value, shown = value[part], shown[part]
-    return change if value == shown else f"{change.partition('=')[0]}={json.dumps(shown)}"
+        value, kept = value[part], kept[part]
+    return change if value == kept else f"{change.partition('=')[0]}={json.dumps(kept)}"
 
 
-def _with(inside: Any, path: Path, value: Any, where: Where) -> Any:  # noqa: ANN401 - plain values
+def _path_of(parts: Sequence[str], inside: Any, where: Where) -> Path:  # noqa: ANN401 - plain values
+    """Return a dotted key as a path: its parts are places in lists, and keys of mappings."""
+    path: list[str | int] = []
+    for part in parts:
+        if isinstance(inside, list):
+            if part not in map(str, range(len(inside))):
+                entries = f"a list of {len(inside)}; its entries count from 0"
+                raise InputError(f"found {shown(part)} for {entries}", where=where)
+            path.append(int(part))
+            inside = inside[int(part)]
+        elif isinstance(inside, Mapping | None):
+            path.append(part)
+            inside = (inside or {}).get(part)
+        else:
+            message = f"{shown(part)} leads into a plain value, which has no keys"
+            raise InputError(message, where=where)
+    return tuple(path)
+
+
+def _with(inside: Any, path: Path, value: Any) -> Any:  # noqa: ANN401 - plain values
     """Return a mapping or list with a new value at a path inside it."""
     if not path:
         return value
     first, *rest = path
-    if isinstance(inside, list):
-        if not isinstance(first, int) or first >= len(inside):
-            message = f"found {first!r} for a list of {len(inside)}; its entries count from 0"
-            raise InputError(message, where=where)
-        changed = _with(inside[first], tuple(rest), value, where)
+    if isinstance(first, int):
+        changed = _with(inside[first], tuple(rest), value)
         return [*inside[:first], changed, *inside[first + 1 :]]
-    if not isinstance(inside, Mapping | None):
-        raise InputError(f"{first!r} leads into a plain value, which has no keys", where=where)
     mapping = inside or {}
-    return {**mapping, str(first): _with(mapping.get(str(first)), tuple(rest), value, where)}
+    return {**mapping, first: _with(mapping.get(first), tuple(rest), value)}

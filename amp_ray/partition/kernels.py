@@ -9,10 +9,9 @@ so one bound costs O(options x layers). Layer counts that cannot lead to an end 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import float64, int64, njit
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept, tuple_type
+from amp_ray.jit import float64, int64, kept, njit, tuple_type
 
 # Numba compiles each function alone, and again where it is called. So there are few of them. Python
 # calls only those without an underscore, which alone get wrappers and files in the on-disk cache.

@@ -1,16 +1,19 @@
 """Reads and writes files: experiments, profiles, strategies, measurements, results."""
 
 import errno
+import gzip
+import io
 import json
 import logging
 import os
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -260,9 +263,9 @@ def remembered_inputs() -> Iterator[None]:
 def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
     """Return a file's text; raise `InputError` if it cannot be read or is too long."""
     try:
-        with path.open(encoding=_ENCODING) as file:
+        with path.open("rb") as file, _unpacked(file, path) as content:
             remember_input(file.fileno())
-            text = file.read(most_characters + 1)
+            text = content.read(most_characters + 1)
         if len(text) <= most_characters:
             return text
         message = f"longer than {most_characters:,} characters: is this the right file?"
@@ -272,9 +275,17 @@ def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
         message = "this is a folder; expected a file"
     except UnicodeDecodeError as error:
         message = f"not a text file (byte {error.start} is not UTF-8)"
+    except (EOFError, zlib.error) as error:
+        message = f"cannot be unpacked: {error}; is it cut short?"
     except (OSError, ValueError) as error:
         message = f"cannot be read: {_reason(error)}"
     raise InputError(message, where=Where(file=str(path)))
+
+
+def _unpacked(file: BinaryIO, path: Path) -> io.TextIOWrapper:
+    """Return the text of an open file, which is unpacked while it is read if it is an archive."""
+    content = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+    return io.TextIOWrapper(content, encoding=_ENCODING)
 
 
 def not_linked(path: str, flags: int, mode: int = 0o666) -> int:

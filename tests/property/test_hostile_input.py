@@ -19,7 +19,7 @@ import amp_ray
 from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.cli.diff import _load as load_compared
 from amp_ray.errors import InputError
-from amp_ray.inputs.profiles.nccl_tests import parse_nccl_test
+from amp_ray.inputs.profiles.nccl_tests import parse_nccl_tests
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, read_trace
 from amp_ray.planners.aceso2024.plan_file import aceso_plan_text
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
@@ -385,8 +385,8 @@ def trace(folder: Path) -> object:
 
 
 def nccl_test(folder: Path) -> object:
-    test = parse_nccl_test(read_text(folder / "nccl.log"), file="nccl.log", collective=None)
-    return links_yaml(links_of_tests([test], EXPERIMENT.constants))
+    tests = parse_nccl_tests(read_text(folder / "nccl.log"), file="nccl.log", collective=None)
+    return links_yaml(links_of_tests(tests, EXPERIMENT.constants))
 
 
 def metis_profile(folder: Path) -> object:

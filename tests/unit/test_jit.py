@@ -1,9 +1,13 @@
+import hashlib
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import amp_ray
 
 NOBODY = 65534
 
@@ -150,6 +154,112 @@ def test_a_cache_that_names_a_module_which_is_gone_is_made_anew(installed: Insta
     kernel.write_text(SOURCE_OF_PAIRS.format(module="couples"), encoding="ascii")
     assert installed.run() == (False, str(installed.cache), "")
     assert installed.run()[0]
+
+
+@pytest.mark.parametrize("damage", [b"", b"middle", "folder", "pickle"])
+def test_a_damaged_kernel_is_compiled_anew(installed: Installed, damage: bytes | str) -> None:
+    installed.run()
+    (file,) = installed.cache.glob("*.nbc")
+    data = file.read_bytes()
+    file.unlink()
+    if damage == "folder":
+        file.mkdir()
+    elif damage == "pickle":  # of this source, with a right digest, and no kernel
+        source, pickled = data[:32], pickle.dumps(3)
+        file.write_bytes(source + hashlib.sha256(source + pickled).digest() + pickled)
+    else:
+        file.write_bytes(data[:1000] + bytes(2000) + data[3000:] if damage else b"")
+    is_loaded, place, remark = installed.run()
+    assert (is_loaded, place) == (False, str(installed.cache))
+    assert remark.count("\n") == 1
+    assert f"in {installed.cache} cannot be used, and is compiled anew: " in remark
+    if damage != "folder":
+        assert installed.run() == (True, place, "")
+
+
+@pytest.mark.parametrize("mode", ["ro", "size=4k"])
+def test_kernels_are_compiled_where_nothing_can_be_kept(installed: Installed, mode: str) -> None:
+    disk = installed.home / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", mode, "none", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        assert not installed.run(NUMBA_CACHE_DIR=str(disk))[0]
+        assert not any(disk.rglob("*.tmp"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)  # noqa: S607
+
+
+SETTINGS = """
+import sys
+sys.path.append("")
+import amp_ray.partition.kernels, numba
+print(numba.config.DISABLE_JIT, "cuda" in sys.modules)
+"""
+
+
+def test_the_current_folder_does_not_configure_numba(tmp_path: Path) -> None:
+    (tmp_path / ".numba_config.yaml").write_text("disable_jit: 1\ncuda_use_nvidia_binding: 1\n")
+    (tmp_path / "cuda.py").touch()
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", SETTINGS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert (ended.stdout, ended.stderr) == ("0 False\n", "")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path, workers: str) -> None:
+    for name in ("yaml", "numpy", "logging", "numba", "cuda"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the current folder')")
+    experiment = str(Path(amp_ray.__file__).parents[1] / "experiments" / "demo.yaml")
+    program = [sys.executable, "-m", "amp_ray", "plan", experiment, "--workers", workers, "--json"]
+    ended = subprocess.run(
+        program,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(amp_ray.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+HANGING = """
+import os, signal, subprocess, sys, time
+import amp_ray.jit as jit
+jit.MOST_WAIT_S = 1.0
+start = subprocess.Popen
+subprocess.Popen = lambda argv, **rest: start(["sleep", "600"], **rest)
+os.cpu_count = lambda: 2
+jit.compile_beside("amp_ray.partition.kernels")
+process = jit._beside["amp_ray.partition.kernels"]
+import numpy as np
+from amp_ray.partition import kernels
+states = np.zeros(2, np.int64)
+waits = []
+process.wait, wait = lambda *limits: waits.append(limits) or wait(*limits), process.wait
+kernels.count_stages(states[:1], states[1:], states, states)
+kernels.least_chain_s(np.zeros((2, 1)), states[:1], 1, (0.0, 0.0), 1)
+print(waits, process.poll())
+"""
+
+
+def test_a_process_that_does_not_end_is_awaited_once_and_killed() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGING],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.stdout == "[(1.0,), ()] -9\n", ended.stderr
 
 
 # Compiles in a process beside this one; tells what this one compiled itself, and what was logged.

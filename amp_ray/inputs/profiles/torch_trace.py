@@ -22,6 +22,7 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.errors import InputError, Where, shown
+from amp_ray.inputs.not_read import NotRead, not_read
 from amp_ray.inputs.profile import DESCRIPTION_FILE, Anchor
 from amp_ray.inputs.strict_text import MOST_SECONDS, parse_json
 from amp_ray.units import Precision
@@ -38,6 +39,21 @@ _LAUNCH_KINDS: Final = ("cuda_runtime", "cuda_driver")
 _OPERATION: Final = "cpu_op"
 _LINK: Final = "fwdbwd"
 _BACKWARD: Final = "autograd::engine::evaluate_function"
+_SCHEMA: Final = 1
+_KEYS: Final = (
+    *("traceEvents", "deviceProperties", "schemaVersion", "distributedInfo", "traceName"),
+    *("trace_id", "displayTimeUnit", "baseTimeNanoseconds", "host_name", "*_version"),
+    *("record_shapes", "with_*", "profile_memory"),
+)
+"""Keys of a trace that are read, or on which no plan depends (``output_json.cpp`` of Kineto)."""
+_KINDS: Final = (
+    *("gpu_user_annotation", "ac2g", "async_cpu_to_gpu", "async_gpu", "external_correlation"),
+    *("overhead", "cuda_sync", "cuda_event", "cpu_instant_event", "fwdbwd", "Trace", "None"),
+    *("collective_comm", "cuda_profiler_range", "gpu_pm_counter"),
+)
+"""Kinds of events beside those that are read, on which no time of a layer depends
+(``ActivityType.cpp`` of Kineto)."""
+_MOST_KINDS: Final = 50
 _MICRO: Final = 1e-6
 _MOST_MICROSECONDS: Final = 1e18  # of a clock
 _MOST_NAMED: Final = 5
@@ -54,6 +70,8 @@ class Trace:
     anchor: Anchor  # medians over the passes in the trace
     num_passes: int  # forward passes of the layer that has fewest
     devices: tuple[str, ...]  # names of the GPUs; empty without GPU
+    has_kernels: bool
+    not_read: tuple[NotRead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +102,8 @@ class _Events:
     forward_ends: dict[object, Point] = field(default_factory=dict)  # of links, by their number
     backward_ends: dict[object, Point] = field(default_factory=dict)
     other_ranges: dict[str, None] = field(default_factory=dict)  # names of ranges of no layer
+    gpus: set[int] = field(default_factory=set)  # numbers of those that ran kernels
+    other_kinds: dict[str, None] = field(default_factory=dict)  # of events that are not read
 
 
 def read_trace(text: str, *, file: str, num_layers: int, ranges: str = RANGES) -> Trace:
@@ -107,6 +127,9 @@ def read_trace(text: str, *, file: str, num_layers: int, ranges: str = RANGES) -
     if not isinstance(values, list):
         raise InputError("expected the list of events of torch.profiler's trace", where=where)
     events = _collect(values, file, ranges)
+    if len(events.gpus) > 1:
+        message = f"kernels of {len(events.gpus)} GPUs; expected a trace of one rank with one GPU"
+        raise InputError(message, where=where)
     _check_ranges(events, where, num_layers, ranges)
     forward_s, backward_s = _passes(events, where)
     layers = [layer for layer, *_ in events.ranges]
@@ -117,7 +140,13 @@ def read_trace(text: str, *, file: str, num_layers: int, ranges: str = RANGES) -
         else None,
     )
     counts = np.bincount([layers[index] for index in forward_s], minlength=num_layers)
-    return Trace(anchor=anchor, num_passes=int(counts.min()), devices=_devices(document, file))
+    return Trace(
+        anchor=anchor,
+        num_passes=int(counts.min()),
+        devices=_devices(document, events.gpus, file),
+        has_kernels=bool(events.kernels),
+        not_read=_not_read(document, events, file),
+    )
 
 
 def trace_folder(
@@ -183,6 +212,7 @@ def _add_span(events: _Events, read: "_Reader", name_of_layer: re.Pattern[str]) 
             return
         if kind in _KERNEL_KINDS:
             events.kernels.append((correlation, *read.span()))
+            events.gpus |= read.gpu()
         else:
             events.launches[correlation] = (read.thread(), read.time("ts"))
     elif kind in _RANGE_KINDS:
@@ -194,6 +224,8 @@ def _add_span(events: _Events, read: "_Reader", name_of_layer: re.Pattern[str]) 
             events.other_ranges[name] = None
     elif kind == _OPERATION and read.name().startswith(_BACKWARD):
         events.backward.append((read.thread(), *read.span()))
+    elif kind != _OPERATION and len(events.other_kinds) < _MOST_KINDS:
+        events.other_kinds[str(kind)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,11 +269,19 @@ class _Reader:
             raise self._refuse("dur", duration, "microseconds, not negative")
         return start, start + duration
 
-    def correlation(self) -> int | None:
+    def gpu(self) -> set[int]:
+        """Return the number of the GPU that ran a kernel, if the event tells it."""
+        value = self._argument("device") if self.event["cat"] == _KERNEL_KINDS[0] else None
+        return {value} if isinstance(value, int) else set()
+
+    def _argument(self, key: str) -> object:
         arguments = self.event.get("args", {})
         if not isinstance(arguments, dict):
             raise self._refuse("args", arguments, "a JSON object")
-        value = arguments.get("correlation")
+        return arguments.get(key)
+
+    def correlation(self) -> int | None:
+        value = self._argument("correlation")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise self._refuse("args.correlation", value, "a number")
         return value
@@ -253,14 +293,14 @@ def _check_ranges(events: _Events, where: Where, num_layers: int, ranges: str) -
     advice = "put torch.profiler.record_function around each entry of the model's list of layers"
     if not layers:
         names = ", ".join(map(shown, events.other_ranges)) or "none"
-        message = f"no range named {ranges.format(0)!r}, ...; {advice} (other ranges: {names})"
+        message = f"no range named {_range_of(0, ranges)!r}, ...; {advice} (other ranges: {names})"
         raise InputError(message, where=where)
     if max(layers) >= num_layers:
-        message = f"{ranges.format(max(layers))!r}: the model has layers 0..{num_layers - 1}"
+        message = f"{_range_of(max(layers), ranges)!r}: the model has layers 0..{num_layers - 1}"
         raise InputError(message, where=where)
     missing = [layer for layer in range(num_layers) if layer not in layers]
     if missing:
-        names = ", ".join(repr(ranges.format(layer)) for layer in missing[:_MOST_NAMED])
+        names = ", ".join(repr(_range_of(layer, ranges)) for layer in missing[:_MOST_NAMED])
         more = ", ..." if len(missing) > _MOST_NAMED else ""
         message = f"no range named {names}{more}; {advice} (0..{num_layers - 1})"
         raise InputError(message, where=where)
@@ -370,12 +410,28 @@ def _medians(
     return np.array([float(np.median(of_layer[layer])) for layer in range(num_layers)])
 
 
-def _devices(document: Mapping[str, Any], file: str) -> tuple[str, ...]:
-    """Return the names of the GPUs in a trace."""
+def _range_of(layer: int, ranges: str) -> str:
+    return ranges.replace("{}", str(layer))
+
+
+def _devices(document: Mapping[str, Any], gpus: set[int], file: str) -> tuple[str, ...]:
+    """Return the names of the GPUs that ran kernels, or else of all in a trace."""
     properties = document.get("deviceProperties", [])
     where = Where(file=file, key="deviceProperties")
     if not isinstance(properties, list):
         raise InputError(f"expected a list, found {shown(properties)}", where=where)
-    names = [entry.get("name") if isinstance(entry, dict) else None for entry in properties]
+    entries = [entry for entry in properties if isinstance(entry, dict)]
+    used = [entry for entry in entries if entry.get("id") in [*gpus]] or entries
+    names = (entry.get("name") for entry in used)
     texts = [name[:_MOST_DEVICE_LETTERS] for name in names if isinstance(name, str)]
     return tuple(dict.fromkeys(texts))
+
+
+def _not_read(document: Mapping[str, Any], events: _Events, file: str) -> tuple[NotRead, ...]:
+    """Name the keys and the kinds of events that are not read and may matter."""
+    version = document.get("schemaVersion", _SCHEMA)
+    of_version = () if version == _SCHEMA else (f"schemaVersion {shown(version)}",)
+    return (
+        *not_read((*document, *of_version), file, known=_KEYS),
+        *not_read(events.other_kinds, file, known=_KINDS, shown_as="events of {}"),
+    )

@@ -8,10 +8,9 @@ with the size of a slice, it visits only the sizes that the caps admit.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept
+from amp_ray.jit import kept, njit
 
 # Minima use vector instructions. This requires that no time is NaN and that the sign of 0 does not
 # matter. Sums keep their order.

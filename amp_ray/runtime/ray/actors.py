@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,13 +116,30 @@ def _init(address: str, options: dict[str, Any]) -> None:
     """Start or join a cluster without output; restore the handler of SIGTERM afterwards."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        with _neutral_folder():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises a plain Exception if the start is slow
         message = f"the Ray cluster at {address} cannot be used: {cause_of(error)}"
         raise RayUnavailableError(message) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _neutral_folder() -> Iterator[None]:
+    """Leave the current folder, unless this process imports modules from it.
+
+    Ray starts its processes in the current folder, and lets workers import modules from it.
+    """
+    before = os.open(".", os.O_PATH)
+    try:
+        if not {"", str(Path("/proc/self/cwd").readlink())} & set(sys.path):
+            os.chdir("/")
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def leave(folder: str | None) -> None:

@@ -7,10 +7,9 @@ decides how many micro-batches it holds at once, is known when the stage is pric
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept
+from amp_ray.jit import kept, njit
 from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme
 from amp_ray.planners.operators.recompute.kernels import INLINED, PER_STAGE, relaxed_s
 

@@ -13,10 +13,9 @@ functions: half a minute on the first run.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept
+from amp_ray.jit import kept, njit
 
 FREE_PARTS = 12  # of each kind in a stage; other parts are fixed at the best relaxed pattern
 

@@ -1,16 +1,19 @@
 """Logs as nccl-tests 2.17 prints them, with what MPI and NCCL put between."""
 
+import time
+
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.profiles.nccl_tests import NcclTest, parse_nccl_test
+from amp_ray.inputs.profiles.nccl_tests import NcclTest, parse_nccl_tests
 from support.nccl_log import nccl_log
 
 TIMES = ((1024, 16.0), (2**20, 40.5), (2**26, 580.0))
 
 
 def parsed(text: str, collective: str | None = None) -> NcclTest:
-    return parse_nccl_test(text, file="x.log", collective=collective)
+    (test,) = parse_nccl_tests(text, file="x.log", collective=collective)
+    return test
 
 
 @pytest.mark.parametrize(
@@ -65,3 +68,69 @@ GOOD = nccl_log("all_reduce", ["a"] * 4, TIMES)
 def test_a_bad_log_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parsed(text)
+
+
+OLD = "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
+
+
+def _old(error: str, data_type: str = "float") -> str:
+    """Return a log of a release that tells the largest difference, without root and name."""
+    head, *rows = (
+        nccl_log("all_reduce", ["a"] * 2, TIMES).replace("     -1 ", " ").split("(GB/s)\n")
+    )
+    table = rows[0].replace("      0", f" {error}").replace("float", data_type)
+    return head.split("#       size")[0].split("_perf\n")[1] + OLD + table
+
+
+@pytest.mark.parametrize("error", ["0e+00", "5e-07", "1e-05", "N/A"])
+def test_the_error_of_old_releases_may_be_a_rounding_error(error: str) -> None:
+    assert len(parsed(_old(error), "all_reduce").times) == len(TIMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_old("2e-05"), r"x\.log:9?.*wrong values \('2e-05'\)"),
+        (_old("5e-07", "int32"), "wrong values"),
+        (
+            GOOD.replace("580.00", "0.0001"),
+            r"x\.log:12: 67108864 bytes in 1e-10 s are 1.007e\+09 GB/s",
+        ),
+        (
+            GOOD.replace("   busbw", "   busbw #wrong cputime algbw busbw #wrong").replace(
+                "    time ", " cputime "
+            ),
+            "expected the columns time",
+        ),
+    ],
+)
+def test_rates_of_no_link_and_times_of_the_host_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parsed(text, "all_reduce")
+
+
+def test_a_file_may_have_several_programs_and_cycles() -> None:
+    first, second = (nccl_log(name, ["a"] * 2, TIMES) for name in ("all_reduce", "alltoall"))
+    tests = parse_nccl_tests(first + second, file="x.log")
+    assert tests == (parsed(first), parsed(second))
+    slower = nccl_log("all_reduce", ["a"] * 2, [(size, 3 * us) for size, us in TIMES])
+    rows = [line for line in slower.splitlines() if " float " in line]
+    cycles = parsed("\n".join([*first.splitlines(), *rows]))
+    assert dict(cycles.times) == pytest.approx({size: 2e-6 * us for size, us in TIMES})
+
+
+def test_columns_that_are_not_read_are_named() -> None:
+    heading = "   busbw #wrong time algbw busbw #wrong timestamp"
+    text = GOOD.replace("   busbw\n", heading + "\n", 1)
+    rows = [line + " 12:00" if " float " in line else line for line in text.splitlines()]
+    (note,) = parsed("\n".join(rows)).not_read
+    assert note.names == ("time, algbw and busbw in place", "timestamp")
+
+
+def test_many_ranks_and_rows_are_read_in_linear_time() -> None:
+    hosts = [f"h{rank // 8}" for rank in range(40_000)]
+    rows = [(4 * size, 1e5) for size in range(1, 40_001)]
+    start = time.monotonic()
+    assert parsed(nccl_log("all_reduce", hosts, rows)).num_nodes == 5_000
+    parsed(GOOD + "a/b_c/" * 200_000)
+    assert time.monotonic() - start < 60  # squares of the lines would take ten minutes
