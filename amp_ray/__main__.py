@@ -2,8 +2,10 @@
 
 import gc
 import logging
+import os
 import sys
 
+_BAD_INPUT = 2
 _INTERRUPTED = 130  # as in `amp_ray.cli.exits`, whose import would be the first to be interrupted
 
 _BESIDE = "amp_ray.partition.kernels"  # about half of what a first plan compiles
@@ -32,6 +34,7 @@ def main() -> None:
         compiling.setLevel(logging.INFO)
         compiling.propagate = False
         compiling.addHandler(_Compiling())
+        _check_folder()
         from amp_ray.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:
         sys.stderr.write("amp-ray: interrupted\n")
@@ -39,6 +42,15 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     run()
+
+
+def _check_folder() -> None:
+    """End the process in a removed folder, in which some packages cannot be imported."""
+    try:
+        os.getcwd()  # noqa: PTH109 - the import of pathlib takes time
+    except FileNotFoundError:
+        sys.stderr.write("amp-ray: the current folder has been removed: change to another one\n")
+        sys.exit(_BAD_INPUT)
 
 
 if __name__ == "__main__":

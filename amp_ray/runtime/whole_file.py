@@ -22,7 +22,12 @@ def regular(path: str, flags: int, mode: int = 0o666) -> int:
 
     A pipe without a writer would block for ever, and a device may have no end.
     """
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "this is a pipe or a socket; expected a file") from error
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind) or path == os.devnull:
         return descriptor
