@@ -8,7 +8,9 @@ if _FROM_FOLDER and f"{sys.path[0]}/amp_ray/__main__.py" != __file__:
 
 import gc  # noqa: E402
 import logging  # noqa: E402
+import os  # noqa: E402
 
+_BAD_INPUT = 2
 _INTERRUPTED = 130  # as in `amp_ray.cli.exits`, whose import would be the first to be interrupted
 
 _BESIDE = "amp_ray.partition.kernels"  # about half of what a first plan compiles
@@ -37,6 +39,7 @@ def main() -> None:
         compiling.setLevel(logging.INFO)
         compiling.propagate = False
         compiling.addHandler(_Compiling())
+        _check_folder()
         from amp_ray.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:
         sys.stderr.write("amp-ray: interrupted\n")
@@ -44,6 +47,15 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     run()
+
+
+def _check_folder() -> None:
+    """End the process in a removed folder, in which some packages cannot be imported."""
+    try:
+        os.getcwd()  # noqa: PTH109 - the import of pathlib takes time
+    except FileNotFoundError:
+        sys.stderr.write("amp-ray: the current folder has been removed: change to another one\n")
+        sys.exit(_BAD_INPUT)
 
 
 if __name__ == "__main__":

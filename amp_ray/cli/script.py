@@ -52,7 +52,7 @@ def run_experiment(script: str, description: str) -> None:
 
 def find_hostfile(script: Path) -> Path | None:
     """Return the hostfile of a cluster's set-up: beside the script, here, or in the home folder."""
-    places = (script.parent, Path.cwd(), Path.home())
+    places = (script.parent, Path(), Path.home())
     return next((place / HOSTFILE for place in places if (place / HOSTFILE).is_file()), None)
 
 

@@ -37,7 +37,7 @@ from amp_ray.inputs.strategies import (
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.models.model import Model
-from amp_ray.runtime.whole_file import write_whole
+from amp_ray.runtime.whole_file import regular, write_whole
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
@@ -261,9 +261,13 @@ def remembered_inputs() -> Iterator[None]:
 
 
 def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
-    """Return a file's text; raise `InputError` if it cannot be read or is too long."""
+    """Return a file's text; raise `InputError` if it cannot be read or is too long.
+
+    A pipe is read only through a descriptor, such as ``/dev/stdin``: it has a writer.
+    """
     try:
-        with path.open("rb") as file, _unpacked(file, path) as content:
+        opener = None if _is_descriptor(path) else regular
+        with open(path, "rb", opener=opener) as file, _unpacked(file, path) as content:
             remember_input(file.fileno())
             text = content.read(most_characters + 1)
         if len(text) <= most_characters:
@@ -289,8 +293,8 @@ def _unpacked(file: BinaryIO, path: Path) -> io.TextIOWrapper:
 
 
 def not_linked(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file, refusing symbolic links; an ``opener`` for the built-in ``open``."""
-    return os.open(path, flags | os.O_NOFOLLOW, mode)
+    """Open as `regular`, refusing symbolic links; an ``opener`` for the built-in ``open``."""
+    return regular(path, flags | os.O_NOFOLLOW, mode)
 
 
 def remember_input(descriptor: int) -> None:
@@ -358,7 +362,13 @@ def _followed(path: Path) -> Path:
 def _is_stream(path: Path) -> bool:
     """Return whether a path is a device, a pipe or an open descriptor (``/dev/stdout``)."""
     is_special = path.exists() and not path.is_file() and not path.is_dir()
-    return is_special or Path(os.path.realpath(path.parent)).is_relative_to("/proc")
+    return is_special or _is_descriptor(path)
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Return whether a path names an open descriptor, as ``/dev/fd/3`` or a shell's ``<(...)``."""
+    parents = [path.parent, *([path.readlink().parent] if path.is_symlink() else [])]
+    return any(Path(os.path.realpath(parent)).is_relative_to("/proc") for parent in parents)
 
 
 def write_result(record: Mapping[str, Any], path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Writes files atomically, and never through a symbolic link.
+"""Writes files atomically, and never through a symbolic link; opens nothing but files.
 
 This module is also sent to hosts, so it imports nothing of the package.
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -14,6 +15,36 @@ from typing import Final
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_BYTES: Final = 8
 PARTIAL: Final = ".amp-ray-*.partial"  # temporary files; a killed process leaves them
+
+
+def regular(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file, as an ``opener`` for the built-in ``open``; refuse all else but ``/dev/null``.
+
+    A pipe without a writer would block for ever, and a device may have no end.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "this is a pipe or a socket; expected a file") from error
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind) or path == os.devnull:
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    name = "pipe" if stat.S_ISFIFO(kind) else "device"
+    raise OSError(errno.EINVAL, f"this is a {name}; expected a file")
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """Read a file with `regular`; raise `ValueError` if it is too long."""
+    with open(path, "rb", opener=regular) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"longer than {most_bytes:,} bytes")
+    return data
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, mode: int = 0o666) -> None:

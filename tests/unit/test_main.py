@@ -1,10 +1,11 @@
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from amp_ray.__main__ import main
-from amp_ray.cli.exits import INTERRUPTED
+from amp_ray.cli.exits import BAD_INPUT, INTERRUPTED
 
 
 class Interrupted(ModuleType):
@@ -35,3 +36,15 @@ def test_it_runs_the_command_line(
         main()
     assert ended.value.code == 0
     assert capsys.readouterr().out
+
+
+def test_a_removed_folder_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "removed").mkdir()
+    monkeypatch.chdir(tmp_path / "removed")
+    (tmp_path / "removed").rmdir()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == BAD_INPUT
+    assert capsys.readouterr().err.startswith("amp-ray: the current folder has been removed")

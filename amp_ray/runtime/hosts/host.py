@@ -170,9 +170,11 @@ def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHo
     settings = located(ssh or experiment.trials.ssh, experiment_folder(experiment))
     try:
         from amp_ray.runtime.hosts.ssh import SshHost  # noqa: PLC0415 - local trials need no paramiko
+        from amp_ray.runtime.hosts.ssh_config import SshConfig  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise InputError(f"trials over SSH need {error.name}: pip install 'amp-ray[ssh]'") from None
-    return lambda name: SshHost(name, settings)
+    config = SshConfig(settings.config)
+    return lambda name: SshHost(name, settings, config)
 
 
 def _local_maker(experiment: Experiment) -> MakeHost:

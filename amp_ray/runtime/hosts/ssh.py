@@ -3,7 +3,6 @@
 import base64
 import binascii
 import contextlib
-import getpass
 import hashlib
 import hmac
 import logging
@@ -12,8 +11,8 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Final, NoReturn
@@ -25,15 +24,16 @@ from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import SshTarget, parse_target
 from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel
 from amp_ray.runtime.hosts.login import LoginError, refused
+from amp_ray.runtime.hosts.ssh_config import DEFAULT_PORT, SshConfig
+from amp_ray.runtime.whole_file import read_regular
 
-Lookup = Callable[[str], Mapping[str, Any]]  # from host to OpenSSH options, lower-case keys
 AUTHORITY: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
 _NUM_FIELDS: Final = 3  # fields of a line of known_hosts: names, key type, key
 _HASHED: Final = "|1|"  # prefix of a hashed name
-DEFAULT_PORT: Final = 22  # standard port of SSH, RFC 4251
 _DEFAULT_KNOWN_HOSTS: Final = SshSettings().known_hosts
 _MAX_JUMPS: Final = 4
+_MOST_KNOWN_BYTES: Final = 2**28  # of a known_hosts file: a million hosts
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024
 _TCP_TIMEOUT_S: Final = 5.0  # limit for unacknowledged bytes: paramiko's keepalive detects no loss
@@ -68,89 +68,80 @@ class Route:
 
 
 def find_routes(
-    target: SshTarget, settings: SshSettings, lookup: Lookup, depth: int = 0
+    target: SshTarget, settings: SshSettings, config: SshConfig, depth: int = 0
 ) -> tuple[Route, ...]:
     """Return the target's route, then those of its jump hosts, the nearest one last."""
-    options = lookup(target.host)
-    if "proxycommand" in options or depth > _MAX_JUMPS:
-        raise HostError(
-            f"{target.host}: {settings.config} asks for a ProxyCommand, which is not supported "
-            f"(use ProxyJump), or for more than {_MAX_JUMPS} ProxyJump in a row"
-        )
-    host = str(options.get("hostname", target.host))
-    port = target.port or int(options.get("port", DEFAULT_PORT))
+    user = target.user or settings.user
+    options = config.lookup(replace(target, user=user))
+    if depth > _MAX_JUMPS:
+        raise HostError(f"{target.host}: more than {_MAX_JUMPS} ProxyJump in a row")
     route = Route(
-        host=host,
-        port=port,
-        user=str(target.user or settings.user or options.get("user") or getpass.getuser()),
-        identities=_identities(target.host, settings, options),
-        known_hosts=_known_hosts(settings, options),
-        key_name=str(options.get("hostkeyalias") or known_hosts_name(host, port)),
+        host=options.host,
+        port=options.port,
+        user=options.user,
+        identities=_identities(target.host, settings, options.identities),
+        known_hosts=_known_hosts(settings, options.known_hosts),
+        key_name=options.host_key_alias or known_hosts_name(options.host, options.port),
     )
-    jumps = [name for name in options.get("proxyjump", "none").split(",") if name != "none"]
-    through = [
-        jump
-        for name in reversed(jumps)
-        for jump in find_routes(parse_target(name), settings, lookup, depth + 1)
-    ]
-    return route, *through
+    routes = [route]
+    for jump in reversed(options.jumps):
+        through = find_routes(jump, settings, config, depth + 1)
+        # As with `ssh -J one,two`, only the first jump host may name jump hosts of its own
+        routes += through if jump is options.jumps[0] else through[:1]
+    return tuple(routes)
 
 
-def _identities(host: str, settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the key files to try: all of the settings, or OpenSSH's that exist.
+def _identities(host: str, settings: SshSettings, configured: Sequence[str]) -> tuple[str, ...]:
+    """Return the key files to try: all of the settings, or OpenSSH's that exist, if any does.
 
-    Raises `LoginError` if one of the settings, or every one of OpenSSH's, does not exist.
+    Raises `LoginError` if one of the settings does not exist.
     """
-    listed = settings.identities or tuple(options.get("identityfile", ()))
+    listed = settings.identities or configured
     paths = tuple(str(Path(name).expanduser()) for name in listed)
     missing = [path for path in paths if not Path(path).is_file()]
-    if missing and (settings.identities or len(missing) == len(paths)):
-        raise LoginError(
-            f"{host}: key file {', '.join(missing)} does not exist; name an existing one as "
-            "identity file, or make one with: ssh-keygen -t ed25519",
-            check="login",
-            found=f"key file {missing[0]} does not exist",
-            expected="a private key",
-            command=shlex.join(["ssh-keygen", "-t", "ed25519", "-f", missing[0]]),
-            advice="or name an existing one in trials.ssh.identities",
-        )
-    return tuple(path for path in paths if path not in missing)
+    if missing and settings.identities:
+        raise _without_key(host, missing)
+    return tuple(path for path in paths if path not in missing) or paths
 
 
-def _known_hosts(settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _without_key(host: str, missing: Sequence[str]) -> LoginError:
+    return LoginError(
+        f"{host}: key file {', '.join(missing)} does not exist; name an existing one as "
+        "identity file, or make one with: ssh-keygen -t ed25519",
+        check="login",
+        found=f"key file {missing[0]} does not exist",
+        expected="a private key",
+        command=shlex.join(["ssh-keygen", "-t", "ed25519", "-f", missing[0]]),
+        advice="or name an existing one in trials.ssh.identities",
+    )
+
+
+def _known_hosts(settings: SshSettings, configured: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the known_hosts files: the one in the settings, or else OpenSSH's."""
     if settings.known_hosts != _DEFAULT_KNOWN_HOSTS:
         return (settings.known_hosts,)
-    listed = [
-        name
-        for key, default in (
-            ("userknownhostsfile", f"{_DEFAULT_KNOWN_HOSTS} {_DEFAULT_KNOWN_HOSTS}2"),
-            ("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
-        )
-        for name in shlex.split(str(options.get(key, default)))
-        if name != "none"
-    ]
+    defaults: dict[str, Sequence[str]] = {
+        "userknownhostsfile": (_DEFAULT_KNOWN_HOSTS, f"{_DEFAULT_KNOWN_HOSTS}2"),
+        "globalknownhostsfile": ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"),
+    }
+    listed = [name for names in (defaults | {**configured}).values() for name in names]
     return tuple(listed) or (settings.known_hosts,)
-
-
-def _lookup(settings: SshSettings) -> Lookup:
-    """Return a lookup in OpenSSH's client configuration; without a file, all options are empty."""
-    path = Path(settings.config).expanduser() if settings.config is not None else None
-    if path is None or not path.exists():
-        return lambda _host: {}
-    return paramiko.SSHConfig.from_path(str(path)).lookup
 
 
 class SshHost:
     """A host behind SSH, with one connection that stays open between trials."""
 
-    def __init__(self, name: str, settings: SshSettings) -> None:
-        """Resolve the routes to ``[user@]host[:port]``; open no connection yet."""
+    def __init__(self, name: str, settings: SshSettings, config: SshConfig | None = None) -> None:
+        """Resolve the routes to ``[user@]host[:port]``; open no connection yet.
+
+        ``config`` is that of the settings, if it has been read for another host.
+        """
         self.name = name
         self.python = settings.python
         self.shares_slots = True
         self._settings = settings
-        self._route, *jumps = find_routes(parse_target(name), settings, _lookup(settings))
+        config = SshConfig(settings.config) if config is None else config
+        self._route, *jumps = find_routes(parse_target(name), settings, config)
         self._hops = [*reversed(jumps), self._route]
         self._lock = threading.Lock()
         self._clients: list[paramiko.SSHClient] = []
@@ -353,11 +344,12 @@ def read_known_hosts(files: Iterable[str]) -> tuple[KnownKey, ...]:
     keys: list[KnownKey] = []
     for name in files:
         try:
-            data = Path(name).expanduser().read_bytes()
+            data = read_regular(Path(name).expanduser(), _MOST_KNOWN_BYTES)
         except FileNotFoundError:
             continue
-        except OSError as error:
-            raise HostError(f"known_hosts file {name} cannot be read: {error.strerror}") from None
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise HostError(f"known_hosts file {name} cannot be read: {reason}") from None
         keys += _keys(name, data.decode("utf-8", "replace"))
     return tuple(keys)
 
@@ -496,6 +488,10 @@ def _explain(
     match error:
         case HostError():
             raise error
+        case FileNotFoundError() if (
+            route.identities
+        ):  # the connection works, the first key is missing
+            raise _without_key(name, route.identities) from error
         case paramiko.AuthenticationException():
             keys = ", ".join(route.identities) or "none"
             agent = "asked" if settings.use_agent else "not asked (use_agent is off)"

@@ -10,6 +10,7 @@ from typing import Any, Final
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import redact_values
+from amp_ray.runtime.whole_file import read_regular
 from amp_ray.trials.own_program.metrics import HELPER_FILE
 from amp_ray.trials.own_program.program import file_names
 
@@ -25,6 +26,7 @@ TRAINING_PARTS: Final = (
 )
 """Parts of this package whose sources are sent, so that hosts run the version installed here."""
 
+_MOST_BYTES: Final = 2**30  # of one file of the user
 _DIGEST_LETTERS: Final = 12  # leading digits of a file's SHA-256
 # Source file that is sent for ``import amp_ray_metric``
 METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
@@ -52,7 +54,7 @@ def user_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
     files = {}
     for target, name in file_names(experiment).items():
         try:
-            files[target] = (base / Path(name).expanduser()).read_bytes()
+            files[target] = read_regular(base / Path(name).expanduser(), _MOST_BYTES)
         except (OSError, RuntimeError, ValueError) as error:
             text = (error.strerror if isinstance(error, OSError) else None) or str(error)
             where = experiment.where("trials", "program", "files")
@@ -90,7 +92,7 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
         for word in program.argv:
             path = Path(program.cwd, word)
             if not Path(word).is_absolute() and path.is_file():
-                files[word] = path.read_bytes()
+                files[word] = read_regular(path, _MOST_BYTES)
     record |= {
         "argv": list(program.argv),
         "per": program.per,

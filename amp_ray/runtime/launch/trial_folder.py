@@ -21,7 +21,7 @@ from amp_ray.redaction import (
     redact_words,
     without_secrets,
 )
-from amp_ray.runtime.files import private
+from amp_ray.runtime.files import private, read_text
 from amp_ray.runtime.hosts.agent.job import MAX_FILES, RANK_LOG
 from amp_ray.runtime.hosts.agent.resources import FOLDER_VARIABLE
 from amp_ray.runtime.hosts.agent.wire import is_plain_name, unpack
@@ -224,7 +224,7 @@ def _json(record: Mapping[str, Any]) -> str:
 def timeline_file(folder: Path) -> Path | None:
     """Return the path of the timeline collected from rank 0's host; None if there is none."""
     try:
-        launch = json.loads((folder / _LAUNCH).read_text(encoding="utf-8"))
+        launch = json.loads(read_text(folder / _LAUNCH))
         host = launch["commands"][0]["host"]
     except (OSError, ValueError, LookupError, TypeError):
         return None

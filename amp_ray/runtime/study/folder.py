@@ -14,7 +14,7 @@ from typing import Any, Final
 from amp_ray.calibration.fingerprint import describe_differences
 from amp_ray.errors import AmpRayError, InputError, Where
 from amp_ray.owners import why_untrusted
-from amp_ray.runtime.files import write_text
+from amp_ray.runtime.files import private, write_text
 from amp_ray.runtime.study.events import now, read_header
 from amp_ray.runtime.study.journal import Body, Journal, sync_folder
 from amp_ray.runtime.whole_file import PARTIAL
@@ -123,7 +123,7 @@ def check_folder(folder: Path, *, resume: bool) -> bool:
     except OSError as error:
         raise InputError(f"{folder}: a study cannot be kept here: {error.strerror}") from error
     _check_owner(folder)
-    check_links(folder)
+    check_contents(folder)
     is_study = bool({JOURNAL, LOCK} & set(names))
     if resume and not is_study:
         raise InputError(
@@ -147,23 +147,29 @@ def _check_owner(folder: Path) -> None:
         )
 
 
-def check_links(folder: Path) -> None:
-    """Refuse a study with a symbolic link to a target outside its folder."""
+def check_contents(folder: Path) -> None:
+    """Refuse a study with a pipe, device or socket, or with a link out of its folder."""
     inside = os.path.realpath(folder)
-    for path in _links(folder):
-        target = os.path.realpath(path)
-        if os.path.commonpath([inside, target]) != inside:
-            message = f"a link out of the study's folder, to {target}: remove it, or name another"
-            raise InputError(f"{message} study", where=Where(file=str(path)))
+    for entry in _no_files(folder):
+        problem = "neither a file nor a folder"
+        if entry.is_symlink():
+            target = os.path.realpath(entry.path)
+            if os.path.commonpath([inside, target]) == inside:
+                continue
+            problem = f"a link out of the study's folder, to {target}"
+        raise InputError(
+            f"{problem}: remove it, or name another study", where=Where(file=entry.path)
+        )
 
 
-def _links(folder: str | Path) -> Iterator[str]:
+def _no_files(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+    """Yield all entries, at any depth, that are neither a file nor a folder."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_symlink():
-                yield entry.path
-            elif entry.is_dir():
-                yield from _links(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _no_files(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                yield entry
 
 
 def _make(folder: Path) -> None:
@@ -240,7 +246,7 @@ def _lock(path: Path) -> int:
     holder: dict[str, Any] = {}
     for _look in range(_NUM_LOOKS):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise _unusable(path, error) from error
         try:

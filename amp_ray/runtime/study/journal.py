@@ -20,7 +20,7 @@ from amp_ray.errors import AmpRayError, InputError, Where, advice_for
 from amp_ray.runtime.files import private
 from amp_ray.units import counted
 
-_OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND
 _COPIED_BYTES: Final = 1 << 20  # size of a read when the damaged end of a journal is copied
 # Errors of file systems that cannot fsync a folder
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
@@ -225,7 +225,7 @@ class Journal:
         """
         descriptor = -1
         try:
-            descriptor = os.open(path, _OPEN_FLAGS, 0o600)
+            descriptor = private(str(path), _OPEN_FLAGS)
             with open(descriptor, "rb", closefd=False) as stream:
                 contents = parse(stream, file=str(path), salvage=salvage)
             if contents.is_damaged:

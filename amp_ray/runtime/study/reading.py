@@ -27,7 +27,7 @@ from amp_ray.runtime.files import (
 )
 from amp_ray.runtime.launch.trial_folder import timeline_file
 from amp_ray.runtime.study.events import JournalTrial, Started, Stopped, read_header, replay_journal
-from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS, check_links
+from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS, check_contents
 from amp_ray.runtime.study.journal import parse
 from amp_ray.runtime.study.result import ENDINGS
 from amp_ray.search.rows import SCHEMA
@@ -191,7 +191,7 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
     if not (folder / _RESULT).is_file():
         message = "no study with a result: name an experiment file, or the folder that tune made"
         raise InputError(message, where=Where(file=str(folder)))
-    check_links(folder)
+    check_contents(folder)
     file = folder / _RESULT
     result = parse_json(read_text(file), file=str(file))
     validate(_Result, Document(file=str(file), values=result))

@@ -1,17 +1,31 @@
 import os
+import socket
+import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import InputError
+from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.files import (
     ExperimentFiles,
     load_experiment,
+    load_slice_table,
     load_strategies,
+    not_linked,
     read_text,
+    read_texts,
     write_text,
 )
+from amp_ray.runtime.hosts.ssh import read_known_hosts
+from amp_ray.runtime.hosts.ssh_config import SshConfig
+from amp_ray.runtime.study.folder import check_folder
+from amp_ray.runtime.study.journal import Journal
+from amp_ray.runtime.study.reading import read_study, study_state
+from amp_ray.runtime.threads import in_thread
+from amp_ray.runtime.whole_file import read_regular
+from support.bounded import LONGEST_S
 from support.experiments import SMALL, small_experiment
 from support.metis import metis_profile_files
 
@@ -172,3 +186,50 @@ def test_a_pipe_is_written_into_and_not_replaced(tmp_path: Path) -> None:
         write_text(path, "text")
         assert reader.read() == "text"
     assert path.is_fifo()
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "experiment": load_experiment,
+    "profile folder": lambda path: read_texts(path.parent, (path.suffix,)),
+    "slice table": load_slice_table,
+    "file of a program": lambda path: read_regular(path, 10),
+    "known hosts": lambda path: read_known_hosts([str(path)]),
+    "ssh configuration": lambda path: SshConfig(str(path)),
+    "journal": Journal.open,
+    "journal to show": lambda path: study_state(path.parent),
+    "study": lambda path: check_folder(path.parent, resume=True),
+    "study to report": lambda path: read_study(path.parent),
+    "record of a profile": lambda path: not_linked(str(path), os.O_WRONLY | os.O_APPEND),
+}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("what", READERS)
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, what: str, kind: str
+) -> None:
+    for name in ("journal.jsonl", "result.json"):
+        path = tmp_path / name
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+        else:
+            try:
+                os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
+            except PermissionError:
+                pytest.skip("making a device needs root")
+    message = "expected a file|neither a file nor a folder|no study with a result"
+    path = tmp_path / ("journal.jsonl" if "journal" in what else "result.json")
+    with pytest.raises((AmpRayError, OSError), match=message):
+        in_thread(READERS[what], path).result(LONGEST_S)
+
+
+def test_a_pipe_of_a_shell_is_read() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w") as file:
+        file.write("text")
+        file.close()
+        assert read_text(Path(f"/dev/fd/{reader}")) == "text"
+    assert read_text(Path(os.devnull)) == ""

@@ -9,6 +9,7 @@ from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import SshTarget
 from amp_ray.runtime.hosts.login import LoginError, login_failure, refused, ssh_words
 from amp_ray.runtime.hosts.ssh import HostKeyCheck, SshHost, find_routes
+from amp_ray.runtime.hosts.ssh_config import SshConfig
 
 SETTINGS = SshSettings(known_hosts="/k/known hosts", identities=("/k/id",), user="ada")
 
@@ -81,7 +82,7 @@ def test_a_key_that_is_not_trusted_has_the_command_that_mends_it(
     file = tmp_path / "known"
     file.write_text(lines, encoding="ascii")
     settings = SshSettings(known_hosts=str(file), user="ada", config=None)
-    (route,) = find_routes(SshTarget(host="a"), settings, lambda _: {})
+    (route,) = find_routes(SshTarget(host="a"), settings, SshConfig(None))
     check = HostKeyCheck(route, settings)
     with pytest.raises(LoginError) as caught:
         check.missing_host_key(paramiko.SSHClient(), "a", HOSTS_KEY)

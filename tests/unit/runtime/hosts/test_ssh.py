@@ -12,45 +12,60 @@ from amp_ray.errors import HostError
 from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import SshTarget
 from amp_ray.runtime.hosts.ssh import SshHost, find_routes
+from amp_ray.runtime.hosts.ssh_config import SshConfig
 
 
-def test_a_target_wins_over_settings_and_settings_over_the_configuration() -> None:
-    options = {"hostname": "10.0.0.1", "user": "config", "port": "7"}
+@pytest.fixture
+def configured(tmp_path: Path) -> Callable[[str], SshConfig]:
+    def make(text: str) -> SshConfig:
+        (tmp_path / "config").write_text(text, encoding="utf-8")
+        return SshConfig(str(tmp_path / "config"))
+
+    return make
+
+
+Configured = Callable[[str], SshConfig]
+
+
+def test_a_target_wins_over_settings_and_settings_over_the_configuration(
+    configured: Configured,
+) -> None:
+    config = configured("HostName 10.0.0.1\nUser config\nPort 7\n")
     settings = SshSettings(user="setting")
-    (full,) = find_routes(SshTarget(host="a", user="own", port=5), settings, lambda _: options)
-    (bare,) = find_routes(SshTarget(host="a"), settings, lambda _: options)
+    (full,) = find_routes(SshTarget(host="a", user="own", port=5), settings, config)
+    (bare,) = find_routes(SshTarget(host="a"), settings, config)
     assert (full.host, full.user, full.port) == ("10.0.0.1", "own", 5)
     assert (bare.user, bare.port) == ("setting", 7)
 
 
-def test_jumps_come_after_the_target_the_nearest_last() -> None:
-    config = {"far": {"proxyjump": "one,two"}, "one": {"proxyjump": "zero"}}
-    routes = find_routes(SshTarget(host="far"), SshSettings(), lambda host: config.get(host, {}))
+def test_jumps_come_after_the_target_the_nearest_last(configured: Configured) -> None:
+    config = configured(
+        "Host far\n  ProxyJump ssh://ada@one:7,two\nHost one two\n  ProxyJump zero\n"
+    )
+    routes = find_routes(SshTarget(host="far"), SshSettings(), config)
     assert [route.host for route in routes] == ["far", "two", "one", "zero"]
+    assert (routes[2].user, routes[2].port) == ("ada", 7)
 
 
-def test_jumps_in_a_circle_are_refused() -> None:
-    config = {"a": {"proxyjump": "b"}, "b": {"proxyjump": "a"}}
+def test_jumps_in_a_circle_are_refused(configured: Configured) -> None:
+    config = configured("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     with pytest.raises(HostError, match="more than 4 ProxyJump"):
-        find_routes(SshTarget(host="a"), SshSettings(), lambda host: config[host])
-
-
-def test_a_proxy_command_is_refused() -> None:
-    with pytest.raises(HostError, match="ProxyCommand, which is not supported"):
-        find_routes(SshTarget(host="a"), SshSettings(), lambda _: {"proxycommand": "nc"})
+        find_routes(SshTarget(host="a"), SshSettings(), config)
 
 
 def test_a_missing_identity_is_refused_by_name() -> None:
     settings = SshSettings(identities=("/no/such key",))
     with pytest.raises(HostError, match="key file /no/such key does not exist"):
-        find_routes(SshTarget(host="a"), settings, lambda _: {})
+        find_routes(SshTarget(host="a"), settings, SshConfig(None))
 
 
-def test_one_existing_identity_of_the_configuration_is_enough(tmp_path: Path) -> None:
+def test_one_existing_identity_of_the_configuration_is_enough(
+    tmp_path: Path, configured: Configured
+) -> None:
     key = tmp_path / "key"
     key.touch()
-    options = {"identityfile": ["/no/such key", str(key)]}
-    (route,) = find_routes(SshTarget(host="a"), SshSettings(), lambda _: options)
+    config = configured(f"IdentityFile '/no/such key'\nIdentityFile {key}\n")
+    (route,) = find_routes(SshTarget(host="a"), SshSettings(), config)
     assert route.identities == (str(key),)
 
 
