@@ -29,22 +29,14 @@ def why_untrusted(path: Path, files: str | None = None) -> str | None:
     places: Iterable[tuple[Path, os.stat_result, bool]] = _way(path)
     if files is not None:
         places = chain(places, ((file, file.lstat(), True) for file in path.glob(files)))
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     for place, status, is_end in places:
-        is_closed = bool(status.st_mode & stat.S_ISVTX) and not is_end
-        reason = why_changeable(place, status, is_closed=is_closed)
-        if reason is not None:
+        if status.st_uid not in trusted:
+            return f"{place} belongs to another user ({_name(status.st_uid)})"
+        is_sticky = bool(status.st_mode & stat.S_ISVTX)
+        if (is_end or not is_sticky) and (reason := _why_open(place, status)) is not None:
             return reason
     return None
-
-
-def why_changeable(place: Path, status: os.stat_result, *, is_closed: bool = False) -> str | None:
-    """Say which users other than this one and root could change a file or folder, if any.
-
-    With ``is_closed``, only its owner counts.
-    """
-    if status.st_uid not in {0, os.geteuid(), Path("/").stat().st_uid}:
-        return f"{place} belongs to another user ({_name(status.st_uid)})"
-    return None if is_closed else _why_open(place, status)
 
 
 def _way(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
