@@ -294,7 +294,7 @@ class Study(Shown):
 
     @property
     def best(self) -> Strategy | None:
-        """The recommended strategy; None if nothing was measured and nothing can run."""
+        """The recommended strategy; None if nothing was measured."""
         recommended = self.result.recommendation
         return None if recommended is None else recommended.strategy
 

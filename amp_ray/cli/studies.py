@@ -187,7 +187,7 @@ def _show(result: StudyResult, folder: Path, json_target: str | None) -> None:
             "runs both again, at no cost to the budget; without a mend it goes on to the others"
         )
     if not result.knowledge.status.figures:
-        raise AmpRayError("no trial was measured")
+        raise AmpRayError(f"no trial was measured; the logs of all ranks are in {folder}/trials")
 
 
 _EVERY_S: Final = 1.0  # seconds between two refreshes of `show --follow`

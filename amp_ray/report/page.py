@@ -33,7 +33,7 @@ from amp_ray.search.planner import AMP_RAY, Planner, make_planner
 from amp_ray.search.ranking import is_risky, plainest_text
 from amp_ray.search.rows import difference, row
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.trials.outcome import trial_tells_time, with_mean
+from amp_ray.trials.outcome import no_success_text, trial_tells_time, with_mean
 from amp_ray.trials.runtime_strategy import RUNTIMES
 from amp_ray.trials.timeline import RankTimeline
 from amp_ray.units import GIB, counted, figure_text
@@ -149,7 +149,10 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
         "subtitle": _subtitle(experiment, sizes),
         "rows": [_slim(full, names) for full in rows],
     }
-    if recommended is not None:
+    failed = no_success_text(result["trials"])
+    if failed is not None:
+        record["lead"] = f"{failed}."
+    elif recommended is not None:
         first, *next_rows = rows[: 1 + _NUM_LOST]
         planner = make_planner(experiment, AMP_RAY)
         best = _estimate(first, experiment, planner).taking(recommended["time_s"])

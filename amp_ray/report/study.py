@@ -22,7 +22,14 @@ from amp_ray.runtime.study.result import (
     recommendation_json,
 )
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
+from amp_ray.trials.outcome import (
+    Measured,
+    Outcome,
+    failure_reason,
+    no_success_text,
+    outcome_to_json,
+    trial_tells_time,
+)
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.unexpected import Surprise
@@ -93,6 +100,10 @@ def warning_texts(record: Mapping[str, Any]) -> list[str]:
         "unsteady": (
             f"unsteady: steps spread by {figure_text(record.get('spread_s'))} s, median {middle} "
             f"s, mean {mean} s; compare this time with no other"
+        ),
+        "warm_up": (
+            "warm_up: the first steps were faster than the later ones, or more than a quarter of "
+            "the steps were warm-up; raise trials.steps"
         ),
     }
     return [texts[warning] for warning in record.get("warnings") or () if warning in texts]
@@ -186,8 +197,7 @@ def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
 def _failure(outcome: Outcome) -> tuple[str, str]:
     """Return the keyword of a failure, and its reason with the host's name."""
     record = outcome_to_json(outcome)
-    host, reason = printable(record.get("host") or ""), printable(str(record["reason"]))
-    return str(record["outcome"]), reason if host in reason else f"{host}: {reason}"
+    return str(record["outcome"]), failure_reason(record)
 
 
 def recommendation_lines(recommended: Mapping[str, Any]) -> list[str]:
@@ -238,7 +248,8 @@ def state_view(state: Mapping[str, Any], *, most: int | None = None) -> Renderab
     head = f"{state['experiment']}: {counted(len(trials), 'trial')}"
     if len(shown) < len(trials):
         head += f", the last {len(shown)} of them"
-    lines = [_state_summary(state)]
+    failed = None if state["ending"] is None else no_success_text(trials)
+    lines = [*filter(None, (failed,)), _state_summary(state)]
     if state["recommendation"] is not None:
         lines += recommendation_lines(state["recommendation"])
     return Group(Text(printable(head)), drawn, *(Text(printable(line)) for line in lines))
@@ -407,7 +418,9 @@ def end_view(result: StudyResult, folder: str) -> RenderableType:
 
 def _end_lines(result: StudyResult, folder: str) -> list[str]:
     """Return why a study stopped, and its recommendation, as lines."""
-    lines = [f"stopped: {ENDINGS[result.ending]}"]
+    outcomes = (entry.outcome for entry in result.state.trials)
+    failed = no_success_text([outcome_to_json(outcome) for outcome in outcomes if outcome])
+    lines = [*filter(None, (failed,)), f"stopped: {ENDINGS[result.ending]}"]
     errors = errors_text(result.state.trials)
     if errors is not None:
         lines.append(errors)

@@ -1,6 +1,7 @@
 """Outcomes of trials: five classes, which are no exceptions; a trial has exactly one outcome."""
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from statistics import fmean
@@ -8,6 +9,7 @@ from typing import Any, Final, Literal, TypeGuard, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from amp_ray.errors import printable
 from amp_ray.redaction import redact, redact_values
 from amp_ray.trials.steps import StepWarning, standard_error, step_warnings, tells_time
 
@@ -209,6 +211,40 @@ def _types(name: str) -> Mapping[str, TypeAdapter[Any]]:
     config = ConfigDict(strict=True, allow_inf_nan=False)
     types = {entry.name: cast("Any", entry.type) for entry in fields(_CLASSES[name])}
     return {name: TypeAdapter(of_type, config=config) for name, of_type in types.items()}
+
+
+_FAILURES: Final = {"oom": "ran out of memory", "timeout": "timed out"}  # others: by their names
+_MOST_CAUSE: Final = 160  # characters of a reason in `no_success_text`
+
+
+def failure_reason(record: Mapping[str, Any]) -> str:
+    """Return the reason of a failed trial's record, with its host."""
+    host, reason = printable(record.get("host") or ""), printable(str(record.get("reason")))
+    return reason if host in reason else f"{host}: {reason}"
+
+
+def no_success_text(records: Iterable[Mapping[str, Any]]) -> str | None:
+    """Say that no trial succeeded, and why; None if one was measured or none has ended.
+
+    The records are those of trials. Of each kind of failure, the most common reason is named.
+
+    Example:
+        >>> oom = {"outcome": "oom", "reason": "rank 0 needs 3 GiB", "host": "n1"}
+        >>> no_success_text([oom, oom])
+        'No trial succeeded: 2 ran out of memory (n1: rank 0 needs 3 GiB)'
+    """
+    ended = [record for record in records if record.get("outcome") is not None]
+    if not ended or any(record["outcome"] == "measured" for record in ended):
+        return None
+    kinds = Counter(record["outcome"] for record in ended)
+    parts = []
+    for kind, number in kinds.most_common():
+        reasons = Counter(failure_reason(entry) for entry in ended if entry["outcome"] == kind)
+        reason = reasons.most_common(1)[0][0]
+        cause = reason if len(reason) <= _MOST_CAUSE else f"{reason[:_MOST_CAUSE]} ..."
+        example = "" if len(reasons) == 1 else "for example "
+        parts.append(f"{number} {_FAILURES.get(kind, kind)} ({example}{cause})")
+    return f"No trial succeeded: {', '.join(parts)}"
 
 
 def trial_tells_time(record: Mapping[str, Any]) -> bool:

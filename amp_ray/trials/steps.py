@@ -21,7 +21,7 @@ IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution, in
 SUPPOSED_STEPS: Final = 10  # assumed number of steps if only the spread is known
 MOST_CORRELATION: Final = 0.8  # limit of the estimate from a few steps
 
-StepWarning = Literal["periodic", "trend", "unsteady"]
+StepWarning = Literal["periodic", "trend", "unsteady", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
     if not step_time_s or min(step_time_s) <= 0:
         message = f"a measurement needs at least one step and positive times, found {step_time_s!r}"
         raise ValueError(message)
-    num_warmup_steps, has_trend = find_warmup(step_time_s)
-    steps = step_time_s[num_warmup_steps:]
+    warmup = find_warmup(step_time_s)
+    steps = step_time_s[warmup.num_steps :]
     spread_s = 0.0
     if len(steps) >= MIN_STEPS_FOR_QUARTILES:
         low, _, high = quantiles(steps, n=4, method="inclusive")
@@ -56,8 +56,11 @@ def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
         measured_s=median(steps),
         mean_s=fmean(steps),
         spread_s=spread_s,
-        num_warmup_steps=num_warmup_steps,
-        warnings=step_warnings(steps, spread_s, has_trend=has_trend),
+        num_warmup_steps=warmup.num_steps,
+        warnings=(
+            *step_warnings(steps, spread_s, has_trend=warmup.has_trend),
+            *(("warm_up",) if warmup.is_doubtful else ()),
+        ),
     )
 
 
@@ -147,6 +150,20 @@ def count_warmup_steps(step_time_s: Sequence[float]) -> int:
     return next((index for index in range(half) if step_time_s[index] <= limit), half)
 
 
+def has_fast_start(steps: Sequence[float]) -> bool:
+    """Return whether the first steps are so much faster than the second half that the mean moves.
+
+    Example:
+        >>> has_fast_start([1.0] * 3 + [1.5] * 17), has_fast_start([0.9] + [1.0] * 19)
+        (True, False)
+    """
+    half = len(steps) // 2
+    middle = median(steps[half:])
+    limit = 2.0 * middle - _slow_limit(steps[half:])
+    number = next((index for index in range(half) if steps[index] >= limit), half)
+    return number > 0 and fmean(steps[number:]) > (1.0 + LEAST_CHANGE) * fmean(steps)
+
+
 MIN_STEPS_FOR_TREND: Final = 8
 # A change of more sigmas is a trend, over all steps or over their later half; fewer than 1 % of
 # series without a trend have such a change (see the tests)
@@ -158,21 +175,46 @@ HIDDEN_CHANGE: Final = 0.08  # more steps are needed if noise may hide a change 
 NUM_STARTS: Final = 4  # maximum length of a slowly decaying warm-up, in eighths of the steps
 
 
-def find_warmup(step_time_s: Sequence[float]) -> tuple[int, bool]:
-    """Count the steps of the warm-up, and return whether the later steps still have a trend.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """The first steps of a trial that do not count."""
+
+    num_steps: int  # their median is not below that of the steps that count
+    has_trend: bool  # whether the later steps still rise or fall
+    # Whether another run should confirm it: more than a quarter of the steps, or steps at the start
+    # that are faster than the later ones. No warm-up is fast, so these count
+    is_doubtful: bool
+
+
+def find_warmup(step_time_s: Sequence[float]) -> WarmUp:
+    """Find the warm-up: steps at the start that are slower than the later ones.
 
     Slow first steps are warm-up. If the times have a trend, the warm-up grows by eighths of all
     steps, to at most half, until the remaining steps demonstrably change little. If they never
-    do, the later half is used and has a trend.
+    do, the later half is used and has a trend. If the times rise instead, a slow-down began during
+    the trial, and nothing tells which part is usual: the faster steps count too.
     """
     number, slow = len(step_time_s), count_warmup_steps(step_time_s)
-    if not has_trend(step_time_s):
-        return slow, False
-    eighths = (number * eighth // (2 * NUM_STARTS) for eighth in range(NUM_STARTS + 1))
-    for start in sorted({slow, *(start for start in eighths if start > slow)}):
-        if _has_settled(step_time_s[start:]):
-            return start, False
-    return number // 2, True
+    start, is_open = slow, False
+    if has_trend(step_time_s):
+        eighths = (number * eighth // (2 * NUM_STARTS) for eighth in range(NUM_STARTS + 1))
+        starts = sorted({slow, *(start for start in eighths if start > slow)})
+        settled = (start for start in starts if _has_settled(step_time_s[start:]))
+        end = next(settled, None)
+        start, is_open = number // 2 if end is None else end, end is None
+    kept = next(at for at in (start, slow, 0) if _is_slower(step_time_s, at))
+    return WarmUp(
+        num_steps=kept,
+        has_trend=is_open,
+        is_doubtful=(kept < start and not is_open)
+        or kept > RARE_FRACTION * number
+        or has_fast_start(step_time_s[kept:]),
+    )
+
+
+def _is_slower(steps: Sequence[float], number: int) -> bool:
+    """Return whether the first steps are no faster than the others; true of no steps."""
+    return not number or median(steps[:number]) >= median(steps[number:])
 
 
 def has_trend(steps: Sequence[float]) -> bool:
@@ -188,8 +230,9 @@ def num_more_steps(steps: Sequence[float], *, most: int, left_s: float) -> int:
     """Return how many more steps a trial should run to determine its time; 0 if it may end.
 
     While the mean is uncertain, the number of steps is doubled, limited by ``most`` and the
-    remaining time ``left_s``. The mean is uncertain if a trend has not ended, if noise may hide a
-    change larger than `HIDDEN_CHANGE`, or if a single slow step affects it, which may not recur.
+    remaining time ``left_s``. The mean is uncertain if a trend has not ended, if the warm-up is
+    doubtful, if noise may hide a change larger than `HIDDEN_CHANGE`, or if a single slow step
+    affects it, which may not recur.
     """
     summary = summarise_steps(steps)
     counted = steps[summary.num_warmup_steps :]
@@ -200,8 +243,9 @@ def num_more_steps(steps: Sequence[float], *, most: int, left_s: float) -> int:
 
 
 def _is_open(steps: Sequence[float], warnings: Sequence[StepWarning]) -> bool:
-    if "trend" in warnings or len(steps) < MIN_STEPS_FOR_TREND:
-        return "trend" in warnings
+    is_open = bool({"trend", "warm_up"} & {*warnings})
+    if is_open or len(steps) < MIN_STEPS_FOR_TREND:
+        return is_open
     if "periodic" in warnings and len(slow_steps(steps)) == 1:
         return True
     return "unsteady" not in warnings and largest_change(steps) > HIDDEN_CHANGE

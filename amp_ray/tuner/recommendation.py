@@ -52,13 +52,12 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
     Unsteady measurements are compared by their combination with the predictions. A strategy without
     a trial is recommended only if trials have confirmed the predictions, and if it is predicted to
     be faster than the best measured one by more than the prediction's error. Returns None if
-    nothing was measured and nothing is expected to run.
+    nothing was measured: then no trial says that any prediction is right.
     """
     best = knowledge.status.best
     first = next(iter(knowledge.proposable()), None)
     if best is None:
-        why = "nothing was measured"
-        return None if first is None else _predicted(state, knowledge, first, why)
+        return None
     if first is None:
         return _measured(state, knowledge, best)
     error = knowledge.widening * knowledge.sigma(first)

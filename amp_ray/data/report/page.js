@@ -183,7 +183,7 @@ function bar(row) {
   return place;
 }
 function line(row) {
-  const made = element("tr", null, row.feasible ? row.position === 1 ? "best" : "" : "infeasible");
+  const made = element("tr", null, row.feasible ? data.best && row.position === 1 ? "best" : "" : "infeasible");
   for (const [, , shown, kind] of COLUMNS) {
     const cell = element("td", shown ? shown(row) : null, kind);
     if (!shown) cell.append(bar(row));

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from amp_ray.errors import InputError, Where, placed
+from amp_ray.errors import AmpRayError, InputError, Where, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.section import Flag, Index, Section, validate
@@ -32,7 +32,12 @@ from amp_ray.runtime.study.journal import parse
 from amp_ray.runtime.study.result import ENDINGS
 from amp_ray.search.rows import SCHEMA
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.trials.outcome import NO_OUTCOME, outcome_to_json, trial_tells_time
+from amp_ray.trials.outcome import (
+    NO_OUTCOME,
+    no_success_text,
+    outcome_to_json,
+    trial_tells_time,
+)
 from amp_ray.trials.timeline import RankTimeline, read_timeline
 
 _LOGGER = logging.getLogger(__name__)
@@ -72,6 +77,9 @@ class _Row(_Planned):
 
 class _Trial(_Planned):
     number: Index
+    outcome: str | None = None
+    reason: str | None = None
+    host: str | None = None
     remarks: tuple[str, ...] = ()
 
 
@@ -132,13 +140,21 @@ class ReadStudy:
 
     @property
     def recommendation(self) -> dict[str, Any] | None:
-        """The recommended strategy; ``rests_on`` is filled in for studies of older versions."""
-        record = self.result.get("recommendation")
+        """The recommended strategy; ``rests_on`` is filled in for studies of older versions.
+
+        They also recommended a strategy where nothing was measured; that is None now.
+        """
+        record = self.result.get("recommendation") if self.has_measured else None
         if record is None or "rests_on" in record:
             return record
         measured_s, predicted_s = record["measured_s"], record["predicted_s"]
         rests_on = "predicted" if measured_s is None else "measured"
         return {**record, "rests_on": rests_on, "time_s": measured_s or predicted_s}
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether a trial was measured."""
+        return any(trial.get("outcome") == "measured" for trial in self.result["trials"])
 
     @property
     def ranking(self) -> list[dict[str, Any]]:
@@ -149,8 +165,17 @@ class ReadStudy:
         return [{**row, "position": position} for position, row in enumerate(rows, start=1)]
 
     def strategy(self, position: int | None) -> tuple[Strategy, float | None]:
-        """Return a strategy and its time: the one at a position, by default the recommended one."""
+        """Return a strategy and its time: the one at a position, by default the recommended one.
+
+        Raises:
+            AmpRayError: If none is named, and nothing was measured.
+            InputError: If fewer strategies can run.
+        """
         where = Where(file=str(self.folder / _RESULT))
+        if position is None and not self.has_measured:
+            failed = no_success_text(self.result["trials"]) or "No trial has ended"
+            message = "so the study recommends no strategy; --position 1 takes the best predicted"
+            raise AmpRayError(f"{self.folder}: {failed}: {message}")
         rows = [row for row in self.ranking if row["feasible"]]
         chosen = self.recommendation if position is None else None
         if chosen is None:
@@ -230,7 +255,8 @@ def study_state(folder: Path) -> dict[str, Any]:
     replay = replay_journal(bodies, lambda event: event, file=str(path))
     trials, last = list(map(_trial_state, replay.trials.values())), replay.last or header
     ending = last.ending if isinstance(last, Stopped) else None
-    recommended = last.recommendation if isinstance(last, Stopped) else None
+    has_measured = any(trial["outcome"] == "measured" for trial in trials)
+    recommended = last.recommendation if isinstance(last, Stopped) and has_measured else None
     best, best_s = _best(trials, recommended)
     state = {
         "schema": SCHEMA,
