@@ -189,20 +189,22 @@ class WarmUp:
 def find_warmup(step_time_s: Sequence[float]) -> WarmUp:
     """Find the warm-up: steps at the start that are slower than the later ones.
 
-    Slow first steps are warm-up. If the times have a trend, the warm-up grows by eighths of all
-    steps, to at most half, until the remaining steps demonstrably change little. If they never
-    do, the later half is used and has a trend. If the times rise instead, a slow-down began during
-    the trial, and nothing tells which part is usual: the faster steps count too.
+    Slow first steps are warm-up. If they do not explain a trend of the times, the warm-up grows by
+    eighths of all steps, to at most half, until the remaining steps demonstrably change little. If
+    they never do, the later half is used and has a trend. If the times rise instead, a slow-down
+    began during the trial, and nothing tells which part is usual: the faster steps count too.
     """
     number, slow = len(step_time_s), count_warmup_steps(step_time_s)
     start, is_open = slow, False
-    if has_trend(step_time_s):
+    if has_trend(step_time_s) and not (slow and _is_level(step_time_s[slow:])):
         eighths = (number * eighth // (2 * NUM_STARTS) for eighth in range(NUM_STARTS + 1))
         starts = sorted({slow, *(start for start in eighths if start > slow)})
         settled = (start for start in starts if _has_settled(step_time_s[start:]))
         end = next(settled, None)
         start, is_open = number // 2 if end is None else end, end is None
-    kept = next(at for at in (start, slow, 0) if _is_slower(step_time_s, at))
+    kept = next(
+        at for at in (start, slow, 0) if _is_slower(step_time_s, at, by_mean=at > slow)
+    )
     return WarmUp(
         num_steps=kept,
         has_trend=is_open,
@@ -212,9 +214,16 @@ def find_warmup(step_time_s: Sequence[float]) -> WarmUp:
     )
 
 
-def _is_slower(steps: Sequence[float], number: int) -> bool:
-    """Return whether the first steps are no faster than the others; true of no steps."""
-    return not number or median(steps[:number]) >= median(steps[number:])
+def _is_slower(steps: Sequence[float], number: int, *, by_mean: bool) -> bool:
+    """Return whether the first steps are no faster than the others; true of no steps.
+
+    They are compared by their medians, and also by their means where a slow-down that began late
+    may have left the medians alike.
+    """
+    first, later = steps[:number], steps[number:]
+    if not first:
+        return True
+    return median(first) >= median(later) and (not by_mean or fmean(first) >= fmean(later))
 
 
 def has_trend(steps: Sequence[float]) -> bool:
@@ -249,6 +258,15 @@ def _is_open(steps: Sequence[float], warnings: Sequence[StepWarning]) -> bool:
     if "periodic" in warnings and len(slow_steps(steps)) == 1:
         return True
     return "unsteady" not in warnings and largest_change(steps) > HIDDEN_CHANGE
+
+
+def _is_level(steps: Sequence[float]) -> bool:
+    """Return whether times neither rise nor fall, and noise hides no large change."""
+    return (
+        len(steps) >= MIN_STEPS_FOR_TREND
+        and not has_trend(steps)
+        and largest_change(steps) <= HIDDEN_CHANGE
+    )
 
 
 def _has_settled(steps: Sequence[float]) -> bool:

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from amp_ray.tuner.belief import learn_errors
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import TunerSettings, TunerState
-from amp_ray.units import figure_text
+from amp_ray.units import counted, figure_text
 
 _SETTLED_SHARE: Final = 0.2
 """Share of the allowed doubt. If only surprises, or strategies that are expected to fail, keep a
@@ -22,8 +23,11 @@ class Certificate:
     # to finish
     holds: bool
     # Whether more trials are pointless: the certificate holds, or only a surprise could make a
-    # strategy that is expected to run that fast, and no trial has been a surprise so far
+    # strategy that is expected to run that fast, no trial has been a surprise so far, and the
+    # budget is too small to rule surprises out
     settled: bool
+    # Whether the certificate would hold after the trials that are left, if they showed no surprise
+    within_reach: bool
     bound_s: float  # lower bound on their times with that confidence; never above ``best_s``
     best_s: float
     gain_fraction: float  # by how much the best measured one may be slower than the bound
@@ -54,10 +58,12 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     all_of_them, expected = knowledge.chances(untested), knowledge.chances(knowledge.expected())
     chance = all_of_them.any_below(limit_s)
     likely = expected.worth_trials().any_below(limit_s)
+    within_reach = _chance_at_end(state, knowledge, limit_s) <= doubt
     bound_s = all_of_them.bound_s(best_s, doubt)
     certificate = Certificate(
         holds=chance <= doubt,
-        settled=chance <= doubt or likely <= _SETTLED_SHARE * doubt,
+        settled=chance <= doubt or (likely <= _SETTLED_SHARE * doubt and not within_reach),
+        within_reach=within_reach,
         bound_s=bound_s,
         best_s=best_s,
         gain_fraction=best_s / bound_s - 1.0,
@@ -73,26 +79,33 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     return replace(certificate, text=f"{text}; {slow}" if slow else text)
 
 
-def _text(settings: TunerSettings, certificate: Certificate, num_silent: int) -> str:
-    """Describe the certificate and its confidence in one sentence."""
+def _chance_at_end(state: TunerState, knowledge: Knowledge, limit_s: float) -> float:
+    """Return the chance that is left if the budget runs the most promising ones as predicted.
+
+    One trial is kept for the second run of the winner.
+    """
+    promising = knowledge.proposable()[: max(0, state.budget_left - 1)]
+    run = {*promising, *knowledge.status.running}
+    rest = [index for index in knowledge.untested() if index not in run]
+    as_predicted = ((0.0, knowledge.sigma(index)) for index in sorted(run))
+    errors = learn_errors([*knowledge.forecasts, *as_predicted])
+    return replace(knowledge.chances(rest), errors=errors).any_below(limit_s)
+
+
+def _text(settings: TunerSettings, certificate: Certificate, num_failed: int) -> str:
+    """Say in one sentence what is certain of the strategies that were not measured."""
     best = f"the best measured takes {figure_text(certificate.best_s)} s"
-    uncounted = f" ({num_silent} that crashed or did not end are not counted)" if num_silent else ""
     if not certificate.num_untested:
-        return f"every strategy that can run was run{uncounted}; {best}"
-    confidence = f"{100 * settings.confidence_fraction:.3g} %"
-    bound = f"no untested strategy is faster than {figure_text(certificate.bound_s)} s"
-    parts = [f"with {confidence} confidence {bound}{uncounted}", best]
-    if not certificate.holds:
-        sure, plain = (
-            f"{100 * (1.0 - chance):.3g} %"
-            for chance in (certificate.chance, certificate.chance_without_surprises)
+        failed = f"; {num_failed} of them failed" if num_failed else ""
+        return f"every feasible strategy was tried{failed}; {best}"
+    failed = f"; {counted(num_failed, 'strategy', 'strategies')} failed" if num_failed else ""
+    if certificate.holds:
+        return (
+            f"with {100 * settings.confidence_fraction:.3g} % confidence no untested strategy is "
+            f"faster than {figure_text(certificate.bound_s)} s; {best}{failed}"
         )
-        parts.append(
-            f"none is more than {100 * settings.tolerance_fraction:.3g} % faster with {sure} "
-            f"confidence ({plain} without surprises)"
-        )
-    parts.append(
-        f"{100 * certificate.surprise_fraction:.2g} % of predictions may be surprises, off by "
-        f"{100 * math.expm1(certificate.surprise_sigma):.0f} % or so"
+    return (
+        f"not settled yet: a strategy that is more than {100 * settings.tolerance_fraction:.3g} % "
+        f"faster may still exist (up to {100 * certificate.chance:.2g} % likely); {best}{failed}; "
+        "more trials help: --budget"
     )
-    return "; ".join(parts)

@@ -32,7 +32,8 @@ class Knowledge:
     status: TrialStatus
     estimates: tuple[Estimate, ...]  # calibrated, in the order of the study's candidates
     belief: Belief  # the joint distribution of the candidates whose errors were computed
-    errors: ErrorModel  # of predictions, learnt from the forecasts of trials
+    forecasts: tuple[tuple[float, float], ...]  # errors of predicted trials, and their sigmas
+    errors: ErrorModel  # of predictions, learnt from these
 
     @property
     def time_error(self) -> float:
@@ -117,7 +118,8 @@ def learn(state: TunerState, predictor: BoundedPredictor) -> Knowledge:
     )
     predictions = predict(evidence)
     experiment, estimates = predictions.experiment, predictions.estimates
-    errors = forecast_errors(state, program_scale(state, experiment))
+    forecasts = forecast_errors(state, program_scale(state, experiment))
+    errors = learn_errors(forecasts)
     error = max(1.0, errors.scale) * experiment.constants.time_error
     times_s = {index: estimates[index].iteration_time_s for index in observed}
     return Knowledge(
@@ -126,6 +128,7 @@ def learn(state: TunerState, predictor: BoundedPredictor) -> Knowledge:
         status=status.with_predictions(times_s, error),
         estimates=estimates,
         belief=predictions.belief,
+        forecasts=forecasts,
         errors=errors,
     )
 
@@ -156,8 +159,10 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
 _SAME: Final = 1e-9  # relative difference below which two predictions are the same
 
 
-def forecast_errors(state: TunerState, program_scale: float = 1.0) -> ErrorModel:
-    """Fit the error model to the latest forecasts of first trials.
+def forecast_errors(
+    state: TunerState, program_scale: float = 1.0
+) -> tuple[tuple[float, float], ...]:
+    """Return the errors of the latest forecasts of first trials in logarithms, and their sigmas.
 
     Every trial was predicted before it ran, with an error. If the model is wrong, a fit after the
     trial hides the error by adapting the constants; the forecast shows it.
@@ -165,7 +170,7 @@ def forecast_errors(state: TunerState, program_scale: float = 1.0) -> ErrorModel
     The uncalibrated model could not know the common factor of all trials when the first ones were
     launched. The factor is known now, so it is no error of later predictions.
     """
-    forecasts = [
+    forecasts = tuple(
         (
             math.log(trial_record.outcome.mean_s / forecast_s(state, trial_record, program_scale)),
             math.hypot(trial_record.trial.sigma, trial_record.outcome.error_fraction),
@@ -174,8 +179,8 @@ def forecast_errors(state: TunerState, program_scale: float = 1.0) -> ErrorModel
         if isinstance(trial_record.outcome, Measured)
         and trial_record.trial.repeats is None
         and trial_record.trial.sigma > 0.0
-    ]
-    return learn_errors(forecasts[-MOST_OBSERVATIONS:])
+    )
+    return forecasts[-MOST_OBSERVATIONS:]
 
 
 def forecast_s(state: TunerState, trial_record: TrialRecord, program_scale: float) -> float:

@@ -34,15 +34,17 @@ class _View:
     knowledge: Knowledge
     belief: Belief
     best_s: float  # infinite before the first trial
+    within_reach: bool  # whether the budget suffices to rule surprises out
     supposed: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, knowledge: Knowledge) -> "_View":
+    def of(cls, knowledge: Knowledge, *, within_reach: bool) -> "_View":
         """Return the view in which all running trials have ended as predicted."""
         view = cls(
             knowledge=knowledge,
             belief=knowledge.belief,
             best_s=knowledge.status.best_s or math.inf,
+            within_reach=within_reach,
         )
         for index in knowledge.status.running:
             if index not in knowledge.status.closed:
@@ -64,7 +66,9 @@ class _View:
         """Return whether the study could stop if running trials end as predicted, so it waits."""
         indices = [index for index in self.knowledge.expected() if index not in self.supposed]
         limit_s = self.best_s / (1.0 + settings.tolerance_fraction)
-        chances = self.knowledge.chances(indices, self.belief).worth_trials()
+        chances = self.knowledge.chances(indices, self.belief)
+        if not self.within_reach:
+            chances = chances.worth_trials()
         return chances.any_below(limit_s) <= 1.0 - settings.confidence_fraction
 
     def most_promising(self, indices: Sequence[int]) -> int:
@@ -87,15 +91,17 @@ class _View:
         )
 
 
-def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int, str]]:
+def explore(
+    knowledge: Knowledge, settings: TunerSettings, *, within_reach: bool = False
+) -> Iterator[tuple[int, str]]:
     """Yield strategies without a trial, by index and with the reason, most promising first.
 
     The first trial of a study is the strategy with the fastest prediction. Later ones are chosen by
     their expected gain over the best. Running and yielded trials count as if they had taken their
     predicted times, so that parallel trials test different things. If their results would end the
-    study, no more are yielded.
+    study, no more are yielded; with ``within_reach``, that is when the certificate holds.
     """
-    view = _View.of(knowledge)
+    view = _View.of(knowledge, within_reach=within_reach)
     proposable = knowledge.proposable()
     near = [index for index in proposable if index in knowledge.belief.indices]
     for num_yielded in range(len(near)):
@@ -203,7 +209,8 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
     again = to_repeat(status, state.settings)
     settled = certificate is not None and certificate.settled
     if not settled and state.budget_left > min(len(again), _MOST_RESERVED):
-        for index, reason in explore(knowledge, state.settings):
+        within_reach = certificate is not None and certificate.within_reach
+        for index, reason in explore(knowledge, state.settings, within_reach=within_reach):
             yield _Choice(
                 index=index,
                 predicted_s=knowledge.estimates[index].iteration_time_s,
@@ -217,7 +224,7 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
             index=index,
             predicted_s=figure.expected_s,
             sigma=math.hypot(figure.expected_sigma, _REPEAT_SIGMA),
-            reason=f"repeats trial {first}: its error leaves open which leader is the fastest",
+            reason=f"repeats trial {first}: to be sure which strategy is the fastest",
             repeats=first,
         )
 
@@ -228,6 +235,7 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     The winner is uncertain while another measured strategy may in truth be faster by more than the
     tolerance; then both are run again. A winner whose measurement is unsteady is also run again.
     The error of a time comes from the spread of its steps, and from repeated runs if there are any.
+    The fastest of several single runs was chosen for its luck, too, so it always runs twice.
     """
     open_again = (
         index
@@ -256,7 +264,8 @@ def _uncertain(status: TrialStatus, settings: TunerSettings) -> set[int]:
         for index, figure in status.figures.items()
         if index != leader and _chance_of_gain(best, figure, margin) > doubt
     }
-    return rivals | {leader} if rivals or not best.is_steady else set()
+    is_lucky = len(status.figures) > 1 and len(best.counted) == 1
+    return rivals | {leader} if rivals or is_lucky or not best.is_steady else set()
 
 
 def _chance_of_gain(best: Figure, rival: Figure, margin: float) -> float:

@@ -10,7 +10,7 @@ from amp_ray.search.ranking import rank
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.tuner.knowledge import Knowledge, forecast_s, program_scale
 from amp_ray.tuner.state import TunerState
-from amp_ray.tuner.trial_status import Figure
+from amp_ray.tuner.trial_status import PRIOR_REPEATS, Figure
 
 Basis = Literal["measured", "posterior", "predicted"]
 """Basis of a time: steady runs; unsteady runs and the prediction, weighted by their errors; or the
@@ -128,8 +128,7 @@ def _measured(
         else f"the fastest of {number} measured strategies"
     )
     if not figure.is_steady:
-        reason += ", unsteadily: its time counts" if alone else ", of which unsteady ones count"
-        reason += " with what is predicted, by their errors"
+        reason += " (unsteady times are averaged with the prediction)"
     return _recommendation(state, knowledge, best, "; ".join(filter(None, (reason, more))))
 
 
@@ -142,8 +141,14 @@ def _recommendation(
 ) -> Recommendation:
     figure, ties = knowledge.status.figures.get(index), _ties(state, knowledge, index)
     if ties:
-        reason += f"; {len(ties)} more cannot be told from it"
-    width = state.settings.interval_sigmas
+        others = "1 other is" if len(ties) == 1 else f"{len(ties)} others are"
+        reason += f"; {others} as good"
+    freedom = PRIOR_REPEATS + knowledge.status.num_repeats
+    is_normal = figure is None or freedom == PRIOR_REPEATS
+    confidence = state.settings.confidence_fraction
+    width = (
+        state.settings.interval_sigmas if is_normal else student_quantile(confidence, freedom)
+    )
     time_s, sigma = knowledge.expected_s(index), knowledge.expected_sigma(index)
     return Recommendation(
         strategy=state.candidates[index].strategy,
@@ -195,3 +200,40 @@ def _is_alike(one: Figure, other: Figure, width: float) -> bool:
     return measured <= width * math.hypot(
         one.sigma, other.sigma
     ) and expected <= width * math.hypot(one.expected_sigma, other.expected_sigma)
+
+
+_NUM_HALVINGS: Final = 50
+
+
+def student_quantile(confidence: float, freedom: int) -> float:
+    """Return the half width that holds a share of Student's t distribution.
+
+    Times with few repeated runs have it: their scale of error is as uncertain.
+
+    References:
+        Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+
+    Example:
+        >>> [round(student_quantile(0.95, freedom), 3) for freedom in (1, 2, 3, 10)]
+        [12.706, 4.303, 3.182, 2.228]
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        if _share_within(middle, freedom) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _share_within(angle: float, freedom: int) -> float:
+    """Return the share of Student's t distribution within ``sqrt(freedom) tan(angle)`` of 0."""
+    is_odd = freedom % 2
+    term = math.cos(angle) if is_odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for factor in range(2 + is_odd, freedom - 1, 2):
+        term *= (factor - 1) / factor * math.cos(angle) ** 2
+        total += term
+    total *= math.sin(angle)
+    return 2.0 / math.pi * (angle + total) if is_odd else total

@@ -17,7 +17,8 @@ from amp_ray.tuner.state import TunerState
 # on a quiet cluster differ by 3 % and more (BigScience chronicles)
 REPEAT_SIGMA: Final = 0.02
 PRIOR_REPEATS: Final = 1  # number of repeats that this prior counts for
-_DISTURBED: Final = frozenset(("trend", "unsteady"))  # warnings of times that are not used alone
+# Warnings of times that are not used alone
+_DISTURBED: Final = frozenset(("trend", "unsteady", "warm_up"))
 # Standard error of a short trial whose steps are just about unsteady. A mean with a larger error is
 # not used without its prediction, however steady its steps are
 _STEADY_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA / math.sqrt(SUPPOSED_STEPS)
@@ -28,7 +29,7 @@ MOST_HOSTLESS: Final = 2  # trials that failed because of a host, before the str
 class Figure:
     """Measured time of a strategy."""
 
-    measured_s: float  # mean time of a step, over all runs, weighted by their errors
+    measured_s: float  # mean time of a step, over runs that count, weighted by their errors
     sigma: float  # lognormal sigma of that mean: its standard error
     runs: tuple[Measured, ...]
     numbers: tuple[int, ...]
@@ -38,9 +39,12 @@ class Figure:
     @property
     def is_steady(self) -> bool:
         """Whether the measurement is used without its prediction."""
-        return self.sigma <= _STEADY_SIGMA and all(
-            run.tells_time and not _DISTURBED & {*run.warnings} for run in self.runs
-        )
+        return self.sigma <= _STEADY_SIGMA and all(map(_is_undisturbed, self.counted))
+
+    @property
+    def counted(self) -> tuple[Measured, ...]:
+        """The runs that count: those without a disturbance, or all if each has one."""
+        return _counted(self.runs)
 
     @property
     def expected_s(self) -> float:
@@ -69,8 +73,8 @@ class Figure:
 
     @property
     def typical(self) -> Measured:
-        """The middle run, or the faster one of the two in the middle."""
-        ordered = sorted(self.runs, key=lambda run: run.mean_s)
+        """The middle run that counts, or the faster one of the two in the middle."""
+        ordered = sorted(self.counted, key=lambda run: run.mean_s)
         return ordered[(len(ordered) - 1) // 2]
 
     @property
@@ -95,6 +99,11 @@ class TrialStatus:
         """The measured candidate that is expected to be the fastest; the earlier wins a tie."""
         figures = self.figures
         return min(figures, key=lambda index: figures[index].expected_s, default=None)
+
+    @property
+    def num_repeats(self) -> int:
+        """How many runs that count repeat another one."""
+        return sum(len(figure.counted) - 1 for figure in self.figures.values())
 
     @property
     def best_s(self) -> float | None:
@@ -176,8 +185,8 @@ def _figures(runs: Mapping[int, Sequence[tuple[int, Measured]]]) -> dict[int, Fi
     increased by the same factor (the Birge ratio, for measurements that disagree).
     """
     figures = {index: _figure(numbered_runs) for index, numbered_runs in runs.items()}
-    squares = [_disagreement(figure) for figure in figures.values() if len(figure.runs) > 1]
-    num_repeats = sum(len(figure.runs) - 1 for figure in figures.values())
+    squares = [_disagreement(figure) for figure in figures.values()]
+    num_repeats = sum(len(figure.counted) - 1 for figure in figures.values())
     ratio = (PRIOR_REPEATS + math.fsum(squares)) / (PRIOR_REPEATS + num_repeats)
     factor = max(1.0, math.sqrt(ratio))
     return {
@@ -185,14 +194,22 @@ def _figures(runs: Mapping[int, Sequence[tuple[int, Measured]]]) -> dict[int, Fi
     }
 
 
+def _is_undisturbed(run: Measured) -> bool:
+    return run.tells_time and not _DISTURBED & {*run.warnings}
+
+
+def _counted(runs: tuple[Measured, ...]) -> tuple[Measured, ...]:
+    return tuple(filter(_is_undisturbed, runs)) or runs
+
+
 def _figure(numbered_runs: Sequence[tuple[int, Measured]]) -> Figure:
-    runs = tuple(run for _, run in numbered_runs)
+    runs = _counted(tuple(run for _, run in numbered_runs))
     weights = [_run_sigma(run) ** -2.0 for run in runs]
     logs = [weight * math.log(run.mean_s) for run, weight in zip(runs, weights, strict=True)]
     return Figure(
         measured_s=runs[0].mean_s if len(runs) == 1 else math.exp(math.fsum(logs) / sum(weights)),
         sigma=sum(weights) ** -0.5,
-        runs=runs,
+        runs=tuple(run for _, run in numbered_runs),
         numbers=tuple(number for number, _ in numbered_runs),
     )
 
@@ -200,7 +217,7 @@ def _figure(numbered_runs: Sequence[tuple[int, Measured]]) -> Figure:
 def _disagreement(figure: Figure) -> float:
     """Return the squared distances of the runs from their mean, in units of their errors."""
     return math.fsum(
-        (math.log(run.mean_s / figure.measured_s) / _run_sigma(run)) ** 2 for run in figure.runs
+        (math.log(run.mean_s / figure.measured_s) / _run_sigma(run)) ** 2 for run in figure.counted
     )
 
 

@@ -47,7 +47,8 @@ Ending = Literal[
 
 ENDINGS: Final[dict[Ending, str]] = {
     "certificate": "no untested strategy is likely to be better",
-    "settled": "only a surprise among untested strategies could be better",
+    "settled": "only a strategy far faster than predicted could be better, and the budget is too "
+    "small to rule that out",
     "budget": "the budget of trials is spent",
     "time-budget": "the time budget is spent",
     "exhausted": "every strategy that is expected to run has run",

@@ -132,14 +132,17 @@ def test_what_the_model_finds_infeasible_is_not_run(
     assert played.found_at(first.strategy) is None
 
 
-def test_a_study_ends_when_only_a_surprise_could_be_better(
-    state: TunerState, predictor: BoundedPredictor
+@pytest.mark.parametrize(("budget", "holds"), [(100, True), (8, False)])
+def test_a_study_ends_with_a_certificate_or_when_its_budget_cannot_rule_surprises_out(
+    state: TunerState, predictor: BoundedPredictor, budget: int, *, holds: bool
 ) -> None:
+    state = with_settings(state, budget=budget)
     times = as_predicted(state)
     played = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
     assert played.certificate is not None
     assert played.certificate.settled
-    assert played.num_trials < 16
+    assert played.certificate.holds == holds
+    assert played.num_trials < min(budget, 16)
 
 
 def test_other_policies_do_not_stop_early(state: TunerState, predictor: BoundedPredictor) -> None:
@@ -221,13 +224,16 @@ def test_leaders_are_repeated_when_their_spread_leaves_the_winner_open(
     assert again[0].reason.startswith(f"repeats trial {again[0].repeats}:")
 
 
-def test_steady_leaders_are_run_once(
+def test_only_the_winner_of_steady_runs_is_run_twice(
     small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     state = begin(small, ranking.results[:3], TunerSettings(budget=100))
     outcomes = noisy(state, 0.01)
     played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
-    assert played.num_trials <= 3
+    again = [entry.trial.repeats for entry in played.state.trials if entry.trial.repeats is not None]
+    best = played.knowledge.status.best
+    assert best is not None
+    assert again == [played.knowledge.status.figures[best].numbers[0]]
 
 
 def test_the_last_trials_of_a_budget_go_to_leaders_that_are_uncertain(
@@ -275,8 +281,9 @@ PAIR = (figure(1.0, 0.1), figure(1.03, 0.1))
     [
         pytest.param(status(), (), id="nothing measured"),
         pytest.param(status(figure(1.0, 0.05)), (), id="a single strategy has no rival"),
-        pytest.param(status(figure(1.0, 0.01), figure(1.02, 0.01)), (), id="steady"),
-        pytest.param(status(figure(1.0, 0.0), figure(1.0, 0.0)), (), id="equal, no spread"),
+        pytest.param(status(figure(1.0, 0.01), figure(1.02, 0.01)), (0,), id="one steady run"),
+        pytest.param(status(figure(1.0, 0.01, 2), figure(1.02, 0.01)), (), id="two steady runs"),
+        pytest.param(status(figure(1.0, 0.0), figure(1.0, 0.0)), (0,), id="equal, no spread"),
         pytest.param(status(*PAIR[::-1]), (1, 0), id="uncertain: the fastest first"),
         pytest.param(status(*PAIR, figure(3.0, 0.1)), (0, 1), id="one far behind"),
         pytest.param(status(figure(1.0, 0.1), figure(9.0, 0.1)), (0,), id="an unsteady winner"),

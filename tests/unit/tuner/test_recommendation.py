@@ -1,5 +1,7 @@
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Reason
@@ -7,9 +9,9 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
-from amp_ray.tuner.recommendation import Recommendation, ranked, recommend
+from amp_ray.tuner.recommendation import Recommendation, ranked, recommend, student_quantile
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
-from support.replaying import measured, out_of_memory, ran
+from support.replaying import crashed, measured, out_of_memory, ran
 
 
 def tried(state: TunerState, index: int, factor: float, spread_fraction: float = 0.0) -> TunerState:
@@ -25,14 +27,12 @@ def recommended(state: TunerState, predictor: BoundedPredictor) -> Recommendatio
     return found
 
 
-def test_before_any_trial_the_best_predicted_is_recommended(
+def test_nothing_is_recommended_before_anything_is_measured(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    found = recommended(state, predictor)
-    assert found.strategy == state.candidates[0].strategy
-    assert (found.measured_s, found.number) == (None, None)
-    assert found.rests_on == "predicted"
-    assert found.reason.startswith("the best predicted one: nothing was measured; ")
+    for outcome in (None, out_of_memory(), crashed()):
+        after = ran(state, 0, outcome) if outcome else state
+        assert recommend(after, learn(after, predictor)) is None
 
 
 def test_the_best_measured_is_recommended_where_predictions_are_close(
@@ -43,7 +43,30 @@ def test_the_best_measured_is_recommended_where_predictions_are_close(
     assert found.strategy == state.candidates[1].strategy
     assert found.number == 1
     assert found.measured_s == pytest.approx(1.01 * state.candidates[1].iteration_time_s)
-    assert found.reason.startswith("the fastest of 2 measured strategies")
+    assert found.reason.startswith("the fastest of 2 measured strategies; ")
+    assert found.reason.endswith(f"; {len(found.ties)} others are as good")
+
+
+def test_the_interval_of_a_winner_that_ran_twice_has_the_width_that_two_runs_leave(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    once = tried(tried(state, 0, 1.0), 1, 1.3)
+    time_s = state.candidates[0].iteration_time_s
+    widths = []
+    for factor in (1.0, 1.1):
+        twice = ran(once, 0, measured(factor * time_s), repeats=0)
+        low, high = recommended(twice, predictor).interval_s
+        widths.append(math.log(high / low) / 2)
+        assert low < math.sqrt(factor) * time_s < high
+    assert widths[0] == pytest.approx(student_quantile(0.95, 2) * 0.02 / math.sqrt(2))
+    assert widths[1] > 1.5 * widths[0]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30])
+def test_students_quantile_holds_the_share_of_its_draws(freedom: int) -> None:
+    draws = np.random.default_rng(0).standard_t(freedom, 200_000)
+    inside = np.abs(draws) <= student_quantile(0.95, freedom)
+    assert inside.mean() == pytest.approx(0.95, abs=0.002)
 
 
 def test_one_that_nobody_has_run_is_recommended_if_its_gain_exceeds_the_error(

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.trials.outcome import Crashed, Outcome, TimedOut, Unreachable
+from amp_ray.trials.steps import StepWarning
 from amp_ray.tuner.state import TunerState
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 from support.replaying import crashed, measured, out_of_memory, ran
@@ -81,6 +82,19 @@ def test_repeats_that_disagree_make_all_measurements_uncertain(state: TunerState
     assert status_of(steady).figures[1].is_steady
     differ = after(state, (1, measured(1.0)), (0, measured(1.0)), (0, measured(1.4)))
     assert not status_of(differ).figures[1].is_steady
+
+
+@pytest.mark.parametrize("warning", ["trend", "unsteady", "warm_up"])
+def test_a_disturbed_run_counts_until_its_strategy_has_run_undisturbed(
+    state: TunerState, warning: StepWarning
+) -> None:
+    disturbed = replace(measured(1.3), warnings=(warning,))
+    figure = status_of(after(state, (0, disturbed))).figures[0]
+    assert (figure.measured_s, figure.is_steady) == (1.3, False)
+    status = status_of(after(state, (0, disturbed), (0, measured(1.0))))
+    figure = status.figures[0]
+    assert (figure.measured_s, figure.is_steady, figure.typical_number) == (1.0, True, 1)
+    assert (figure.numbers, status.num_repeats) == ((0, 1), 0)
 
 
 def test_the_mean_of_the_steps_decides(state: TunerState) -> None:
