@@ -202,9 +202,7 @@ def find_warmup(step_time_s: Sequence[float]) -> WarmUp:
         settled = (start for start in starts if _has_settled(step_time_s[start:]))
         end = next(settled, None)
         start, is_open = number // 2 if end is None else end, end is None
-    kept = next(
-        at for at in (start, slow, 0) if _is_slower(step_time_s, at, by_mean=at > slow)
-    )
+    kept = next(at for at in (start, slow, 0) if _is_slower(step_time_s, at, by_mean=at > slow))
     return WarmUp(
         num_steps=kept,
         has_trend=is_open,

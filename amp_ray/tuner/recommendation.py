@@ -146,9 +146,7 @@ def _recommendation(
     freedom = PRIOR_REPEATS + knowledge.status.num_repeats
     is_normal = figure is None or freedom == PRIOR_REPEATS
     confidence = state.settings.confidence_fraction
-    width = (
-        state.settings.interval_sigmas if is_normal else student_quantile(confidence, freedom)
-    )
+    width = state.settings.interval_sigmas if is_normal else student_quantile(confidence, freedom)
     time_s, sigma = knowledge.expected_s(index), knowledge.expected_sigma(index)
     return Recommendation(
         strategy=state.candidates[index].strategy,

@@ -229,9 +229,7 @@ def test_ties_are_named_up_to_three() -> None:
 
 
 def test_where_no_trial_succeeded_that_comes_first_with_the_causes() -> None:
-    boom = Crashed(
-        reason="boom\x1b[2J", kind="crash", rank=1, host="n1", lines=(), wall_s=1.0
-    )
+    boom = Crashed(reason="boom\x1b[2J", kind="crash", rank=1, host="n1", lines=(), wall_s=1.0)
     text = end_of(result_of(out_of_memory(), boom, budget=2))
     lines = [line.strip() for line in text.splitlines()]
     at = lines.index("stopped: the budget of trials is spent")

@@ -230,7 +230,9 @@ def test_only_the_winner_of_steady_runs_is_run_twice(
     state = begin(small, ranking.results[:3], TunerSettings(budget=100))
     outcomes = noisy(state, 0.01)
     played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
-    again = [entry.trial.repeats for entry in played.state.trials if entry.trial.repeats is not None]
+    again = [
+        entry.trial.repeats for entry in played.state.trials if entry.trial.repeats is not None
+    ]
     best = played.knowledge.status.best
     assert best is not None
     assert again == [played.knowledge.status.figures[best].numbers[0]]
