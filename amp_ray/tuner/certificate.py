@@ -1,6 +1,5 @@
 """When to stop: the possible gain of strategies that were not measured."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -75,8 +74,9 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
         text="",
     )
     text = _text(settings, certificate, len(knowledge.status.silent))
+    more = "" if certificate.holds or not knowledge.proposable() else "more trials help: --budget"
     slow = knowledge.calibration.second_population_text if knowledge.calibration else ""
-    return replace(certificate, text=f"{text}; {slow}" if slow else text)
+    return replace(certificate, text="; ".join(filter(None, (text, more, slow))))
 
 
 def _chance_at_end(state: TunerState, knowledge: Knowledge, limit_s: float) -> float:
@@ -106,6 +106,5 @@ def _text(settings: TunerSettings, certificate: Certificate, num_failed: int) ->
         )
     return (
         f"not settled yet: a strategy that is more than {100 * settings.tolerance_fraction:.3g} % "
-        f"faster may still exist (up to {100 * certificate.chance:.2g} % likely); {best}{failed}; "
-        "more trials help: --budget"
+        f"faster may still exist (up to {100 * certificate.chance:.2g} % likely); {best}{failed}"
     )
