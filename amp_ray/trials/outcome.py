@@ -243,7 +243,7 @@ def no_success_text(records: Iterable[Mapping[str, Any]]) -> str | None:
         reason = reasons.most_common(1)[0][0]
         cause = reason if len(reason) <= _MOST_CAUSE else f"{reason[:_MOST_CAUSE]} ..."
         example = "" if len(reasons) == 1 else "for example "
-        parts.append(f"{number} {_FAILURES.get(kind, kind)} ({example}{cause})")
+        parts.append(f"{number} {_FAILURES.get(kind, printable(kind))} ({example}{cause})")
     return f"No trial succeeded: {', '.join(parts)}"
 
 

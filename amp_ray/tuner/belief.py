@@ -185,8 +185,9 @@ class Chances:
     """Probabilities for candidates that were not measured.
 
     Given the scale of the errors and the share of surprises, the chance that any candidate is fast
-    is at most the sum over candidates. All candidates share this scale, and few trials determine it
-    only roughly, so the sum, limited to 1, is averaged over the posterior of both.
+    is at most the sum over candidates. Trials say how common surprises are, and hardly whether they
+    are fast or slow, so all of them count as fast. All candidates share the scale, and few trials
+    determine it only roughly, so the sum, limited to 1, is averaged over the posterior of both.
     """
 
     log_mean: FloatArray  # shape ``(num_candidates,)``. Expected logarithm of seconds.
@@ -214,7 +215,8 @@ class Chances:
         plain = self.sigma[:, None] * errors.scales
         wide = np.hypot(plain[:, :, None], errors.surprise_sigmas)
         expected = self.finishes @ normal_below(gap[:, None] / plain)
-        surprising = np.tensordot(self.finishes, normal_below(gap[:, None, None] / wide), 1)
+        one_sided = np.minimum(1.0, 2.0 * normal_below(gap[:, None, None] / wide))
+        surprising = np.tensordot(self.finishes, one_sided, 1)
         sums = (1.0 - errors.shares) * expected[:, None] + errors.shares * surprising
         return float((np.minimum(sums, 1.0) * errors.weights).sum())
 

@@ -38,7 +38,7 @@ OWN_SIGMA: Final = 0.15  # sigma of errors of single strategies, and of errors t
 POWER_SIGMA: Final = 0.1  # sigma of errors per power of two of a degree
 REACH: Final = 1.5  # distance up to which neighbours share errors, in doublings of a degree
 TAIL_SHARE: Final = 1 / 12
-RUN_SIGMA: Final = 0.05  # lognormal sigma of a run in the world with noise
+RUN_SIGMA: Final = 0.06  # lognormal sigma of a run in the world with noise
 
 
 def _as_modelled(_rng: np.random.Generator, features: FloatArray) -> FloatArray:
@@ -186,6 +186,7 @@ class Study:
     certified: bool  # whether the certificate held
     right: bool  # whether really no untested strategy is more than the tolerance faster
     confidence: float  # confidence of the study's certificate
+    best_true_s: float  # true time of the best measured strategy
 
 
 def true_times(
@@ -229,6 +230,7 @@ def play_world(world: str, seed: int, state: TunerState, predictor: TablePredict
         certified=certificate.holds,
         right=all(true_s[strategy] >= limit_s for strategy in untested),
         confidence=1.0 - certificate.chance,
+        best_true_s=best_s,
     )
 
 
