@@ -152,7 +152,7 @@ class _Config:
             allowed = self._allowed(key, value)
             if allowed is None:
                 unread.append(key)
-            elif value not in allowed and not _is_off(key, value):
+            elif not (_is_off(key, value) or value in allowed or _are_all(value, allowed)):
                 of_type = f"model_type {self.kind!r} has no such part"
                 if allowed:
                     of_type = f"expected {' or '.join(map(shown, allowed))} for {self.kind}"
@@ -291,6 +291,10 @@ class _Config:
                 raise self.refusal("max_window_layers", first, "an integer")
             return tuple(index >= first for index in range(num_layers))
         return tuple(self.architecture.windows)
+
+
+def _are_all(value: object, allowed: Sequence[Any]) -> bool:
+    return isinstance(value, list) and all(entry in allowed for entry in value)
 
 
 def _is_off(key: str, value: object) -> bool:

@@ -168,7 +168,7 @@ def keys_of_presets(
     """
     node = {**preset("clusters", cluster), "count": nodes}
     answers = Answers(
-        name=Path(model).name.removesuffix(".json"),
+        name=Path(model).absolute().name.removesuffix(".json"),
         model=model,
         node=node,
         batch=batch,

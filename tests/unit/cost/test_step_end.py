@@ -8,7 +8,14 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING
 from amp_ray.cost.stages import PlacedStages, StageTimes
-from amp_ray.cost.step_end import Beside, DataPaths, StepEnd, StepEndModel, StepEnds
+from amp_ray.cost.step_end import (
+    Beside,
+    DataPaths,
+    StepEnd,
+    StepEndModel,
+    StepEnds,
+    tied_pairs,
+)
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
@@ -291,3 +298,18 @@ def test_the_host_copies_every_slice_of_gathered_weights(end: End) -> None:
     assert sliced.gradient_sync_s == pytest.approx(plain.gradient_sync_s + 4 * 2 * 0.5)
     assert sliced.optimizer_s == plain.optimizer_s
     assert end(FAR, gather_slice_s=0.5) == end(FAR)
+
+
+@pytest.mark.parametrize("first", [(1, 1), (2, 1), (4, 2), (1, 4)])
+@pytest.mark.parametrize("last", [(1, 1), (2, 2), (1, 4), (6, 2)])
+def test_ranks_of_a_tied_weight_meet_those_with_the_same_part(
+    first: tuple[int, int], last: tuple[int, int]
+) -> None:
+    """Stages of other dp and tp: every rank has partners, whose parts of the weight overlap."""
+    grids = [np.arange(dp * tp).reshape(dp, tp) for dp, tp in (first, last)]
+    pairs = tied_pairs(*grids)
+    for ranks, grid in zip(pairs.T, grids, strict=True):
+        assert set(ranks) == set(grid.ravel())
+    for one, other in pairs % [first[1], last[1]] / [first[1], last[1]]:
+        assert one < other + 1 / last[1]
+        assert other < one + 1 / first[1]

@@ -259,6 +259,15 @@ def test_experts_are_told_or_refused() -> None:
             write(chosen(strategy((0, 9)), base))
 
 
+def test_another_program_at_the_same_cost_is_refused() -> None:
+    """Of a configuration such as OLMo 2's."""
+    base = experiment()
+    shape = replace(base.model.shape, differs=("norms after both parts",))
+    other = replace(base, model=replace(base.model, shape=shape))
+    with pytest.raises(ValueError, match="Megatron-LM is not told norms after both parts"):
+        megatron_script(chosen(strategy((0, 9)), other))
+
+
 # ------------------------------------------------------------------------------- reading
 
 

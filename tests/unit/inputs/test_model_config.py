@@ -286,6 +286,13 @@ def test_no_type_takes_blocks_of_several_kinds_for_its_own() -> None:
                 read({"model_type": kind, key: [4]})
 
 
+def test_a_list_is_expected_by_its_entries() -> None:
+    minimax = config("minimax_m2", 64, 2, "4/4 x 16", 128, 1000, num_local_experts=8, **MOE)
+    assert read(minimax | {"attn_type_list": [1, 1], "moe_layer_freq": [1, 1]}).not_read == ()
+    with pytest.raises(InputError, match=r"attn_type_list: found \[0, 1\]; expected 1"):
+        read(minimax | {"attn_type_list": [0, 1]})
+
+
 @pytest.mark.parametrize("kind", ["nemotron-nas", "qwen3_next", "bert", None, 7, ["llama"]])
 def test_another_type_is_refused_with_its_parts(kind: object) -> None:
     with pytest.raises(
