@@ -322,8 +322,10 @@ _FSDP1: Final = {
 }
 """ZeRO stage by the sharding strategy of FSDP's first version."""
 
-_MICRO_BATCH: Final = re.compile(r"^#.*\bper_device_train_batch_size\D*([0-9]{1,6})", re.MULTILINE)
-_STEPS: Final = re.compile(r"^#.*\bgradient_accumulation_steps\D*([0-9]{1,6})", re.MULTILINE)
+_MICRO_BATCH: Final = re.compile(
+    r"^#.*\bper_device_train_batch_size\D*([1-9][0-9]{0,5})", re.MULTILINE
+)
+_STEPS: Final = re.compile(r"^#.*\bgradient_accumulation_steps\D*([1-9][0-9]{0,5})", re.MULTILINE)
 _RECOMPUTE: Final = re.compile(r"^# recompute ([\w:]+): call gradient_checkp", re.MULTILINE)
 """Settings of the training script, which the comments of an export name."""
 

@@ -734,7 +734,7 @@ def test_torchtitan_imports_only_a_file_with_the_name_of_a_module() -> None:
         ("x.py", "a = 1\n", "x.py: no PARALLELISM = {...} found"),
         ("x.toml", "[training]\n", "x.toml: no [parallelism] found"),
         ("x.json", '{"zero_optimization": {}}', "x.json: no train_batch_size or train_micro"),
-        ("x.yaml", "tp: 1\n", "x.yaml: no strategy is read from YAML"),
+        ("x.yaml", "tp: 1\n", "x.yaml: no strategy is read from this YAML"),
     ],
 )
 def test_a_file_without_a_strategy_is_refused_by_its_kind(
