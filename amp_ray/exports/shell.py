@@ -30,6 +30,7 @@ _OPERATOR: Final = re.compile(r"(?!\(\();;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
 _UNKNOWN: Final = re.compile(r"[$`]")
 _NAME: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])")
 _FLAGS_INSIDE: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
+_PROGRAM: Final = re.compile(r"\.py\b|\bpython|\btorchrun\b")
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
 _TESTS: Final = frozenset({"[", "[[", "test"})
 _COMPARISONS: Final[Mapping[str, Callable[[int, int], bool]]] = {
@@ -177,12 +178,13 @@ class _Scanner:
         return self._place > place
 
     def _documents(self) -> None:
-        """Skip here-documents without flags; others are read as part of the script."""
+        """Skip here-documents; one that starts a program is read as part of the script."""
         for mark in self._marks:
             end = re.compile(rf"^\t*{re.escape(mark)}$", re.MULTILINE)
             last = end.search(self._text, self._place)
             place = len(self._text) if last is None else last.end()
-            if not _FLAGS_INSIDE.search(self._text, self._place, place):
+            document = self._text[self._place : place]
+            if not (_FLAGS_INSIDE.search(document) and _PROGRAM.search(document)):
                 self._until(place)
         self._marks = []
 

@@ -103,6 +103,11 @@ READERS = {
             ("enable_sequence_parallel = false", "sequence_parallel", None),
             ("[activation_checkpoint]\nmode = 'full'", "recompute", "full"),
             (
+                "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'",
+                "recompute",
+                {"kind": "full", "layers": 3},
+            ),
+            (
                 "pipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'",
                 "virtual_stages",
                 2,
@@ -119,7 +124,7 @@ READERS = {
             ("enable_async_tensor_parallel = true", "parallelism.enable_async_tensor_parallel"),
             (
                 "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'op'",
-                "activation_checkpoint.selective_ac_option",
+                "mode selective (job.toml: planned as recompute of the attention core",
             ),
             ("[compile]\nenable = true", "compile.enable"),
             (

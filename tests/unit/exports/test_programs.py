@@ -20,8 +20,9 @@ from amp_ray.errors import InputError
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.configs import accelerate_config, nanotron_config
 from amp_ray.exports.megatron import bridge_overrides, megatron_script, pairs_of, parse_layout
-from amp_ray.exports.reading import read_program, words_of
+from amp_ray.exports.reading import read_program
 from amp_ray.exports.rows import csv_table, optuna_script
+from amp_ray.exports.shell import words_of
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import Candidate

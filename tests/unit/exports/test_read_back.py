@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -46,13 +47,8 @@ def strategies(base: Experiment) -> Iterator[Strategy]:
         dp = num_devices // tp // pp
         if zero.shard_ranks >= dp or dp % ep:
             continue
-        options = StageOptions(
-            tp=tp,
-            dp=dp,
-            zero=zero,
-            sequence_parallel=tp > 1,
-            **({"ep": ep, "etp": 1} if ep > 1 else {}),
-        )
+        experts: dict[str, Any] = {"ep": ep, "etp": 1} if ep > 1 else {}
+        options = StageOptions(tp=tp, dp=dp, zero=zero, sequence_parallel=tp > 1, **experts)
         for recompute in (NO_RECOMPUTE, FULL):
             candidate = Candidate(
                 micro_batch_size=2,

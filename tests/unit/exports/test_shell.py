@@ -68,6 +68,7 @@ torchrun pretrain_gpt.py "${{ARGS[@]}}" "${{DATA[@]}}"
         f"TP=${{TP:-2}}  # 4 is slower\n{RUN}",
         f'A=(1 2)\nTP=2\ntorchrun pretrain_gpt.py \\\n  {FLAGS} \\\n  --log ${{#A[@]}} "$@"\n',
         f"(cd /w; TP=2; {RUN})\n",
+        f"TP=2\ncat <<EOF\ndon't: --tensor-model-parallel-size 4\nEOF\n{RUN}",
         f"TP=4 true\nTP=2 {RUN}",
         'TP=2\nARGS="--tensor-model-parallel-size $TP --pipeline-model-parallel-size 2"\n',
         "--tensor-model-parallel-size 2\n--pipeline-model-parallel-size 2\n",
