@@ -65,7 +65,8 @@ _READ: Final = patterns(
 
 _WITHOUT_EFFECT: Final = patterns(
     """
-    job.* profiling.* metrics.* optimizer.* lr_scheduler.* checkpoint.* comm.* validation.* debug.*
+    job.[!c]* module profiling.* metrics.* optimizer.* lr_scheduler.* checkpoint.* comm.*
+    validation.* debug.*
     memory_estimation.* profiler.* dataloader.* tokenizer.* hf_assets_path dump_folder
     model.name model.flavor model.*_path model.norm_type model.print_after_conversion
     training.*batch_size training.seq_len training.mixed_precision_param training.dataset*

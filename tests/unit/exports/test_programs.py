@@ -421,7 +421,7 @@ TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_s
         ),
         (TITAN_FLAGS + DEEP, "cannot be read as a script: nested too deeply"),
         (TITAN_FLAGS + "-" * 9999 + "1", "run.sh:1: local_batch_size: found"),
-        ('{"train_batch_size": ' + "[" * 100_000, "nested too deeply"),
+        ('{"train_batch_size": ' + "[" * 100_000, "levels deep"),
         ('{\n"train_batch_size": 8,\n"train_batch_size": 8}', "stands there twice"),
         ('{\n"train_batch_size": 8,\n', "run.sh:3: not valid JSON"),
         ('{"x": 1,\n"train_micro_batch_size_per_gpu": 0}', "run.sh:2: train_micro_batch_size_per"),
@@ -574,6 +574,11 @@ def test_torchtitans_toml_and_flags_are_read() -> None:
         "--parallelism.data_parallel_shard_degree=1 --training.local_batch_size 1"
     )
     assert strategy_of(script)["dp"] == 2
+    base_only = f"{script} --config llama3_8b --checkpoint.interval 9"
+    [note] = strategy_of(base_only)["not_read"]
+    assert note.names == ("config",)
+    with pytest.raises(InputError, match="16 processes; the experiment has 4 devices"):
+        strategy_of(script.replace("torchrun", "torchrun --nnodes 2 --nproc_per_node 8"))
 
 
 # ------------------------------------------------------------------------------ all rows
