@@ -71,6 +71,7 @@ _WITHOUT_EFFECT: Final = patterns(
     model.name model.flavor model.*_path model.norm_type model.print_after_conversion
     training.*batch_size training.seq_len training.mixed_precision_param training.dataset*
     training.mixed_precision_reduce training.steps training.max_norm training.gc_* training.seed
+    training.disable_cuda_graphs
     training.deterministic training.warmup_steps parallelism.context_parallel_load_balancer
     experimental.custom_* activation_checkpoint.per_op_sac_* activation_checkpoint.early_stop
     quantize.*.filter_fqns

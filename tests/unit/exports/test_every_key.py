@@ -76,8 +76,10 @@ READERS = {
                 "--recompute-granularity selective --recompute-modules mlp",
                 "--recompute-modules mlp",
             ),
-            ("--tp-comm-overlap", "traits.overlaps_gathers=true"),
+            ("--tp-comm-overlap --tensor-model-parallel-size 2", "traits.overlaps_gathers=true"),
             ("--rampup-batch-size 16 16 1000", "--rampup-batch-size"),
+            ("--ddp-bucket-size 7", "set traits.bucket_elements=7"),
+            ("--window-size 127,0", "--window-size"),
             ("--cuda-graph-impl local", "--cuda-graph-impl"),
             (
                 "--num-layers $LAYERS",
