@@ -322,8 +322,10 @@ _FSDP1: Final = {
 }
 """ZeRO stage by the sharding strategy of FSDP's first version."""
 
-_MICRO_BATCH: Final = re.compile(r"^#.*\bper_device_train_batch_size\D*([0-9]{1,6})", re.MULTILINE)
-_STEPS: Final = re.compile(r"^#.*\bgradient_accumulation_steps\D*([0-9]{1,6})", re.MULTILINE)
+_MICRO_BATCH: Final = re.compile(
+    r"^#.*\bper_device_train_batch_size\D*([1-9][0-9]{0,5})", re.MULTILINE
+)
+_STEPS: Final = re.compile(r"^#.*\bgradient_accumulation_steps\D*([1-9][0-9]{0,5})", re.MULTILINE)
 _RECOMPUTE: Final = re.compile(r"^# recompute ([\w:]+): call gradient_checkp", re.MULTILINE)
 """Settings of the training script, which the comments of an export name."""
 
@@ -438,12 +440,12 @@ def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     record["zero_stage"] = _number(optimizer, "zero_stage", 0, low=0)
     if parallelism.get("tp_mode") == "REDUCE_SCATTER" and record["tp"] > 1:
         record["sequence_parallel"] = True
-    if parallelism.get("recompute_layer") is True:
-        record["recompute"] = "full"
+    record["recompute"] = "full" if parallelism.get("recompute_layer") is True else "none"
     names = {theirs: ours for ours, theirs in _NANOTRON_DTYPES.items()}
     if "dtype" in model:
         record["precision"] = names.get(str(model["dtype"]), str(model["dtype"]))
-    record["bounds"] = _even_bounds(experiment, record["pp"])
+    if record["pp"] == 1:
+        record["bounds"] = _even_bounds(experiment, 1)
     return record
 
 

@@ -398,7 +398,8 @@ def _chunks(flags: Mapping[str, str], pp: int, model: Model) -> list[int]:
     added = [int(flag in flags) for flag in _ACCOUNTS]  # embedding and loss as a block each
     size, rest = divmod(num_blocks + sum(added) - sum(ends.values()), (pp - len(ends)) or 1)
     if rest or size < 0:
-        raise ValueError(f"{num_blocks} blocks are not divided evenly among {pp} stages")
+        count = f"{num_blocks} blocks{' with embedding or loss' if any(added) else ''}"
+        raise ValueError(f"{count} are not divided evenly among {pp} stages")
     sizes = [ends.get(stage, size) for stage in range(pp)]
     number = _num_chunks(flags, size) if pp > 1 else 1
     if any(blocks % number for blocks in sizes):

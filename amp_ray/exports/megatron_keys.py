@@ -25,6 +25,7 @@ ALIASES: Final = {
     "use-custom-fsdp": "use-megatron-fsdp",
     "checkpoint-activations": "recompute-activations",
     "num-moe-experts": "num-experts",
+    "bucket-size": "ddp-bucket-size",
 }
 """Other names of flags: fields of Megatron's classes, and old ones."""
 
@@ -88,6 +89,9 @@ _TRAITS: Final[Mapping[str, Mapping[str, tuple[str, object]]]] = {
     "tp-comm-overlap": {_ON: ("overlaps_gathers", True)},
     "overlap-grad-reduce": {_ON: ("overlaps_gradient_sync", True)},
     "overlap-param-gather": {_ON: ("overlaps_weight_gather", True)},
+    "no-bias-swiglu-fusion": {_ON: ("fused_pointwise", False)},
+    "no-bias-gelu-fusion": {_ON: ("fused_pointwise", False)},
+    "no-rope-fusion": {_ON: ("fused_pointwise", False)},
     "no-gradient-accumulation-fusion": {_ON: ("fused_accumulation", False)},
     "overlap-moe-expert-parallel-comm": {_ON: ("overlaps_exchanges", True)},
     "moe-enable-deepep": {_ON: ("sends_tokens_once", True)},
@@ -111,6 +115,30 @@ _TRAITS: Final[Mapping[str, Mapping[str, tuple[str, object]]]] = {
 }
 """Traits of a runtime that a flag with a value decides."""
 
+_COUNTS: Final = {
+    "ddp-bucket-size": "bucket_elements",
+    "suggested-communication-unit-size": "waiting_elements",
+    "moe-deepep-num-sms": "exchange_multiprocessors",
+}
+"""Traits that are numbers, by flag."""
+
+_OF_MODELS: Final = {
+    "quick-geglu": "clamped_activation",
+    "glu-linear-offset": "clamped_activation",
+    "activation-func-clamp-value": "clamped_activation",
+    "window-size": "attention_windows",
+    "window-attn-skip-freq": "attention_windows",
+}
+"""Flags of rare parts of a model, by the figure of models that have it."""
+
+_NEEDS: Final = {
+    "moe-token-dispatcher-type": "expert-model-parallel-size",
+    "tp-comm-overlap": "tensor-model-parallel-size",
+    "cp-comm-type": "context-parallel-size",
+    "fp8-recipe": "fp8-format",
+}
+"""Flags without effect where another one is missing, or 1."""
+
 _AS_ASSUMED: Final = {
     "transformer-impl": ("transformer_engine",),
     "attention-dropout": ("0", "0.0"),
@@ -125,7 +153,8 @@ _AS_ASSUMED: Final = {
 
 _WITHOUT_EFFECT: Final = patterns(
     """
-    data-path *-data-path data-args-path per-split-data-args-path data-cache-path data-impl split
+    data-path *-data-path data-args-path no-mmap-bin-files per-split-data-args-path
+    data-cache-path data-impl split
     mock-data num-workers dataloader-* *create-attention-mask-in-dataloader eod-mask-loss
     num-dataset-builder-threads object-storage-cache-path mid-level-dataset-surplus dataset
     tokenizer-* vocab-file vocab-extra-ids merge-file special-tokens *tiktoken*
@@ -157,8 +186,10 @@ _WITHOUT_EFFECT: Final = patterns(
     apply-layernorm-1p normalization attention-softmax-in-fp32 *query-key-layer-scaling qk-clip*
     softmax-scale
     group-query-attention swiglu *bias-linear embedding-init-method* apply-rope-fusion
-    moe-router-* moe-aux-loss-coeff moe-z-loss-coeff moe-input-jitter-eps moe-per-layer-logging
-    moe-grouped-gemm moe-permute-fusion mtp-loss-scaling-factor moe-apply-probs-on-input
+    calculate-per-token-loss moe-router-* moe-aux-loss-coeff moe-z-loss-coeff
+    moe-input-jitter-eps moe-per-layer-logging
+    moe-grouped-gemm moe-permute-fusion mtp-loss-scaling-factor softmax-type mscale*
+    moe-apply-probs-on-input
     use-mcore-models fp8-margin fp8-interval fp8-amax-* no-fp8-wgrad te-rng-tracker
     inference-* max-tokens-to-oom
 
@@ -169,7 +200,7 @@ _WITHOUT_EFFECT: Final = patterns(
 )
 """Patterns of flags that no plan depends on, or whose effect the cost model counts as it is."""
 
-COMPARED: Final = frozenset((*_SIZES, *_TRAITS, *_AS_ASSUMED))
+COMPARED: Final = frozenset((*_SIZES, *_TRAITS, *_COUNTS, *_AS_ASSUMED))
 """Flags whose value is compared with the experiment."""
 
 
@@ -187,7 +218,9 @@ def check_model(flags: Mapping[str, str], shape: ModelShape) -> None:
     for flag, figure in _SIZES.items():
         value = flags.get(flag)
         is_other = (flag in _LATENT) != bool(shape.key_value_rank)
-        if value is None or (is_other and (flag in _LATENT or flag == "kv-channels")):
+        if value is None or (is_other and flag in {*_LATENT, "kv-channels"}):
+            continue
+        if flag == "qk-layernorm" and shape.key_value_rank:  # norms of latents, which it has
             continue
         expected, actual = _expected(figure, shape), _actual(flag, value)
         if flag == "multi-latent-attention":
@@ -232,16 +265,16 @@ def notes_of(
     flags: Mapping[str, str], experiment: Experiment, file: str, form: str = "--{}"
 ) -> tuple[NotRead, ...]:
     """Return what to say about flags that are not read, with values where these decide."""
-    unknown = [
-        flag
-        for flag in flags
-        if flag not in READ and flag not in COMPARED and not is_without_effect(flag)
-    ]
+    shape, traits = experiment.model.shape, experiment.traits
+    known = {*READ, *COMPARED}
+    known |= {flag for flag, figure in _OF_MODELS.items() if getattr(shape, figure)}
+    known |= {"cross-entropy-loss-fusion"} if traits.loss_fraction < 1 else set()
+    unknown = [flag for flag in flags if flag not in known and not is_without_effect(flag)]
     unread = [*unknown, *_unlike(flags, experiment)]
     notes = not_read(unread, file, known=(), shown_as=form)
     hints: dict[str, list[str]] = {}
     for flag, (trait, value) in _decided(flags):
-        if getattr(experiment.traits, trait) != value:
+        if getattr(traits, trait) != value:
             text = str(value).lower()
             hints.setdefault(f"traits.{trait}={text}", []).append(flag)
     for hint, names in hints.items():
@@ -254,7 +287,12 @@ def notes_of(
 
 def _decided(flags: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, object]]]:
     """Yield flags with their values, and the trait that they decide."""
+    for flag, trait in _COUNTS.items():
+        if re.fullmatch("[0-9]{1,12}", flags.get(flag, "")):
+            yield f"{flag} {flags[flag]}", (trait, int(flags[flag]))
     for flag, traits in _TRAITS.items():
+        if flags.get(_NEEDS.get(flag, flag), "1") == "1":
+            continue
         for word in flags.get(flag, "").split() if flag in flags and _ON not in traits else [_ON]:
             if flag in flags and word in traits:
                 yield f"{flag} {word}".strip(), traits[word]

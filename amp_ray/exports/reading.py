@@ -207,9 +207,12 @@ def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, An
     elif _TITAN_TOML.search(text):
         settings = parse_toml(text, file=file)
     else:
-        for flag, value in _flags_of(text, _TITAN_DIALECT)[0].items():
-            section, _, key = flag.partition(".")
+        flags, launcher = _flags_of(text, _TITAN_DIALECT)
+        _check_world(text, launcher, experiment.cluster.num_devices)
+        for flag, value in flags.items():
+            section, _, key = flag.rpartition(".")
             settings.setdefault(section, {})[key] = _literal(value)
+        settings = {**settings.pop("", {}), **settings}
     record = read_settings(settings, experiment)
     return {**record, "not_read": notes_of_settings(settings, file)}
 
@@ -274,7 +277,7 @@ _TITAN_DIALECT: Final = _Dialect(
     marks=_TITAN_FLAGS,
     name_of=lambda name: name.replace("-", "_"),
     matters=lambda key: not key_is_without_effect(key),
-    is_read=lambda _: True,
+    is_read=lambda key: not key_is_without_effect(key),
 )
 
 
@@ -327,9 +330,12 @@ def _of_branch(branch: Branch, dialect: _Dialect) -> tuple[dict[str, str], dict[
 
 def _start_of_program(words: Sequence[str]) -> int:
     """Return the index of the first word after the program that a launcher starts."""
-    for index, word in enumerate(words):
-        if word.endswith(".py") or (words[index - 1] == "-m" and word not in _LAUNCHERS):
-            return index + 1
+    before = ""
+    for index, word in enumerate(words, start=1):
+        is_module = before == "-m" and word not in _LAUNCHERS
+        if word.endswith(".py") or is_module or _SWIFT.fullmatch(f"{before} {word}"):
+            return index
+        before = word
     return 0
 
 
@@ -338,7 +344,7 @@ def _pairs(words: Sequence[str], dialect: _Dialect) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for word in words:
         override = _OVERRIDE.fullmatch(word)
-        if word.startswith("--"):
+        if word.startswith("--") and word != "--":
             flag, _, value = word.removeprefix("--").partition("=")
             pairs.append((dialect.name_of(flag), value))
         elif override:
@@ -356,7 +362,13 @@ def _check_world(text: str, flags: Mapping[str, str], num_devices: int) -> None:
     """Refuse a script that starts other numbers of processes than the experiment has devices."""
     directives = " ".join(_DIRECTIVE.findall(text))
     pairs = {**dict(_pairs(directives.split(), _MEGATRON_DIALECT)), **flags}
-    counts = {name: int(word) for name, word in pairs.items() if re.fullmatch("[0-9]{1,6}", word)}
+    counts = {
+        name.replace("_", "-"): int(word)
+        for name, word in pairs.items()
+        if re.fullmatch("[0-9]{1,6}", word)
+    }
+    if not {"nnodes", "num-nodes", "nodes"} & {name.replace("_", "-") for name in pairs}:
+        counts["nnodes"] = 1  # torchrun's default
     for nodes in ("nnodes", "num-nodes", "nodes"):
         for slots in ("nproc-per-node", "num-gpus", "gpus-per-node"):
             world = counts.get(nodes, 0) * counts.get(slots, 0)

@@ -16,6 +16,7 @@ from amp_ray.errors import shown
 MOST_CHARACTERS: Final = 2**16  # most characters of an expanded layout or word; no script has more
 _MOST_WRITTEN_OUT: Final = 2**20  # most characters of all words of a branch
 _MOST_BRANCHES: Final = 100  # more branches are not compared, but refused
+_MOST_DOCUMENTS: Final = 100
 _MOST_REPEATS: Final = 100  # of the body of a loop
 _DEEPEST: Final = 30  # scripts within scripts, and brackets within brackets
 
@@ -29,6 +30,7 @@ _OPERATOR: Final = re.compile(r"(?!\(\();;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
 _UNKNOWN: Final = re.compile(r"[$`]")
 _NAME: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])")
 _FLAGS_INSIDE: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
+_PROGRAM: Final = re.compile(r"\.py\b|\bpython|\btorchrun\b")
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
 _TESTS: Final = frozenset({"[", "[[", "test"})
 _COMPARISONS: Final[Mapping[str, Callable[[int, int], bool]]] = {
@@ -93,7 +95,12 @@ def branches_of(text: str) -> tuple[Branch, ...]:
         branches.append(
             Branch(
                 commands=tuple(run.commands),
-                values=tuple(word for value in run.values.values() for word in value),
+                values=tuple(
+                    part
+                    for value in run.values.values()
+                    for word in value
+                    for part in (word.split() if "--" in word else [word])
+                ),
                 condition=condition,
                 line=line,
             )
@@ -132,6 +139,7 @@ class _Scanner:
         self._text = text
         self._place = 0
         self._line = line
+        self._num_documents = 0
         self._marks: list[str] = []  # ends of here-documents that begin after this line
 
     def tokens(self) -> Iterator[_Token]:
@@ -141,7 +149,7 @@ class _Scanner:
             if operator := _OPERATOR.match(self._text, self._place):
                 yield self._until(operator.end(), "op")
                 if operator[0] == "\n":
-                    yield from self._documents()
+                    self._documents()
             else:
                 yield self._word()
 
@@ -164,18 +172,20 @@ class _Scanner:
             target = self._until(_end_of_word(text, self._place, self._line))
             if redirection[1] in {"<<", "<<-"}:
                 self._marks.append(re.sub(r"[\"'\\]", "", target.text))
+                self._num_documents += 1
+                if self._num_documents > _MOST_DOCUMENTS:
+                    _refuse("more here-documents than any script has", self._line)
         return self._place > place
 
-    def _documents(self) -> Iterator[_Token]:
-        """Yield the commands of here-documents, which are scripts if they have flags."""
+    def _documents(self) -> None:
+        """Skip here-documents; one that starts a program is read as part of the script."""
         for mark in self._marks:
-            end = re.compile(rf"^\t*{re.escape(mark)}$", re.MULTILINE).search(
-                self._text, self._place
-            )
-            document = self._until(len(self._text) if end is None else end.end())
-            inner = document.text.rpartition("\n")[0]
-            if _FLAGS_INSIDE.search(inner):
-                yield from _Scanner(f"{inner}\n", document.line).tokens()
+            end = re.compile(rf"^\t*{re.escape(mark)}$", re.MULTILINE)
+            last = end.search(self._text, self._place)
+            place = len(self._text) if last is None else last.end()
+            document = self._text[self._place : place]
+            if not (_FLAGS_INSIDE.search(document) and _PROGRAM.search(document)):
+                self._until(place)
         self._marks = []
 
     def _word(self) -> _Token:
@@ -466,10 +476,9 @@ class _Run:
         """Read statements; return the status of the last one, None if it is not known."""
         status: bool | None = True
         for connector, statement in script:
-            if connector == "&&" and (status is not None or self._unknown[2]):
-                if not self._holds(status):
-                    continue
-            elif connector == "||" and self._holds(status, usually=not self._unknown[2]):
+            if connector and self._holds(status, usually=not self._unknown[2]) != (
+                connector == "&&"
+            ):
                 continue
             status = self._one(statement)
         return status

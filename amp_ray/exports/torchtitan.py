@@ -57,18 +57,21 @@ _READ: Final = patterns(
     parallelism.fsdp_reshard_after_forward parallelism.enable_sequence_parallel
     parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_*_stage_less_layers
     parallelism.module_fqns_per_model_part
-    activation_checkpoint.mode recompute model.converters float8.enable_f*_linear
+    activation_checkpoint.mode activation_checkpoint.selective_ac_option recompute
+    model.converters float8.enable_f*_linear
     """
 )
 """Patterns of the keys that are read, with the sections in which they stood until 2025."""
 
 _WITHOUT_EFFECT: Final = patterns(
     """
-    job.* profiling.* metrics.* optimizer.* lr_scheduler.* checkpoint.* comm.* validation.* debug.*
+    job.[!c]* module profiling.* metrics.* optimizer.* lr_scheduler.* checkpoint.* comm.*
+    validation.* debug.*
     memory_estimation.* profiler.* dataloader.* tokenizer.* hf_assets_path dump_folder
     model.name model.flavor model.*_path model.norm_type model.print_after_conversion
     training.*batch_size training.seq_len training.mixed_precision_param training.dataset*
     training.mixed_precision_reduce training.steps training.max_norm training.gc_* training.seed
+    training.disable_cuda_graphs
     training.deterministic training.warmup_steps parallelism.context_parallel_load_balancer
     experimental.custom_* activation_checkpoint.per_op_sac_* activation_checkpoint.early_stop
     quantize.*.filter_fqns
@@ -251,12 +254,7 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
         record["micro_batch_size"] = _count(parallelism, "pipeline_parallel_microbatch_size", 1)
     if record["tp"] > 1 and parallelism.get("enable_sequence_parallel", True):
         record["sequence_parallel"] = True
-    for key, section in (
-        ("recompute", settings),
-        ("mode", _section(settings, "activation_checkpoint")),
-    ):
-        if section.get(key) is not None:
-            record["recompute"] = _recompute(key, section[key])
+    record |= _recompute(settings, len(experiment.model.indices("block")) // record["pp"])
     schedule = parallelism.get("pipeline_parallel_schedule", _SCHEDULE)
     parts = parallelism.get("module_fqns_per_model_part")
     if parts and record["pp"] > 1:
@@ -326,7 +324,20 @@ def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, 
         for key, values in _AS_ASSUMED.items()
         if parallelism.get(key) in values
     ]
-    return not_read(switched_on(settings), file, known=(*_WITHOUT_EFFECT, *_READ, *assumed))
+    notes = not_read(switched_on(settings), file, known=(*_WITHOUT_EFFECT, *_READ, *assumed))
+    recompute = _section(settings, "activation_checkpoint")
+    if recompute.get("mode") == "selective" and not _every(recompute):
+        why = (
+            "planned as recompute of the attention core; torchtitan keeps other operators' results"
+        )
+        notes += not_read(["activation_checkpoint.mode selective"], file, known=(), why=why)
+    return notes
+
+
+def _every(recompute: Mapping[str, Any]) -> int:
+    """Return n if selective recompute is that of every n-th block, else 0."""
+    option = str(recompute.get("selective_ac_option", "op"))
+    return int(option) if re.fullmatch("[1-9][0-9]{0,3}", option) else 0
 
 
 def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> list[int]:
@@ -346,11 +357,23 @@ def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> li
     return [0, *(blocks[end - first] for end in ends), model.num_layers]
 
 
-def _recompute(key: str, value: object) -> Any:  # noqa: ANN401 - JSON
+def _recompute(settings: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
+    """Return the key ``recompute`` of stages with a number of blocks, if the settings have it."""
+    checkpoint = _section(settings, "activation_checkpoint")
+    key, value = "mode", checkpoint.get("mode")
+    if value is None:
+        key, value = "recompute", settings.get("recompute")
+    if value is None:
+        return {}
     try:
-        return parse_recompute(value if isinstance(value, str) else shown(value)).to_json()
+        recompute = parse_recompute(value if isinstance(value, str) else shown(value))
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
+    every = _every(checkpoint)
+    if recompute.kind == "selective" and every:
+        layers = num_blocks // every
+        return {"recompute": {"kind": "full", "layers": layers} if layers else "none"}
+    return {"recompute": recompute.to_json()}
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

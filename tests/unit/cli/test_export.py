@@ -42,6 +42,12 @@ def test_what_runs_today_is_scored_beside_the_best(
     ranking = amp_ray("plan", small, *LLAMA, "--json").json["ranking"]
     assert scores["rows"][0]["strategy"] == ranking[2]["strategy"]
     assert scores["best"] == ranking[0]
+    file.write_text(file.read_text().replace('"$@"', "--tp-comm-overlap-cfg x"))
+    scored = amp_ray("score", small, *LLAMA, "--strategies", file, "--json")
+    note = f"not read: --tp-comm-overlap-cfg ({file}: not modelled)"
+    assert scored.err.count(note) == 1
+    assert scored.json["rows"][0]["warnings"][-1] == note
+    assert note not in amp_ray("score", small, *LLAMA, "--strategies", file).out
 
 
 def test_a_folder_of_one_file_is_a_folder(amp_ray: Run, small: Path, tmp_path: Path) -> None:

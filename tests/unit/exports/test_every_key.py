@@ -76,8 +76,10 @@ READERS = {
                 "--recompute-granularity selective --recompute-modules mlp",
                 "--recompute-modules mlp",
             ),
-            ("--tp-comm-overlap", "traits.overlaps_gathers=true"),
+            ("--tp-comm-overlap --tensor-model-parallel-size 2", "traits.overlaps_gathers=true"),
             ("--rampup-batch-size 16 16 1000", "--rampup-batch-size"),
+            ("--ddp-bucket-size 7", "set traits.bucket_elements=7"),
+            ("--window-size 127,0", "--window-size"),
             ("--cuda-graph-impl local", "--cuda-graph-impl"),
             (
                 "--num-layers $LAYERS",
@@ -103,6 +105,11 @@ READERS = {
             ("enable_sequence_parallel = false", "sequence_parallel", None),
             ("[activation_checkpoint]\nmode = 'full'", "recompute", "full"),
             (
+                "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'",
+                "recompute",
+                {"kind": "full", "layers": 3},
+            ),
+            (
                 "pipeline_parallel_degree = 2\npipeline_parallel_schedule = 'Interleaved1F1B'",
                 "virtual_stages",
                 2,
@@ -119,7 +126,7 @@ READERS = {
             ("enable_async_tensor_parallel = true", "parallelism.enable_async_tensor_parallel"),
             (
                 "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'op'",
-                "activation_checkpoint.selective_ac_option",
+                "mode selective (job.toml: planned as recompute of the attention core",
             ),
             ("[compile]\nenable = true", "compile.enable"),
             (

@@ -20,8 +20,9 @@ from amp_ray.errors import InputError
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.configs import accelerate_config, nanotron_config
 from amp_ray.exports.megatron import bridge_overrides, megatron_script, pairs_of, parse_layout
-from amp_ray.exports.reading import read_program, words_of
+from amp_ray.exports.reading import read_program
 from amp_ray.exports.rows import csv_table, optuna_script
+from amp_ray.exports.shell import words_of
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import Candidate
@@ -429,7 +430,7 @@ TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_s
         ),
         (TITAN_FLAGS + DEEP, "cannot be read as a script: nested too deeply"),
         (TITAN_FLAGS + "-" * 9999 + "1", "run.sh:1: local_batch_size: found"),
-        ('{"train_batch_size": ' + "[" * 100_000, "nested too deeply"),
+        ('{"train_batch_size": ' + "[" * 100_000, "levels deep"),
         ('{\n"train_batch_size": 8,\n"train_batch_size": 8}', "stands there twice"),
         ('{\n"train_batch_size": 8,\n', "run.sh:3: not valid JSON"),
         ('{"x": 1,\n"train_micro_batch_size_per_gpu": 0}', "run.sh:2: train_micro_batch_size_per"),
@@ -582,6 +583,11 @@ def test_torchtitans_toml_and_flags_are_read() -> None:
         "--parallelism.data_parallel_shard_degree=1 --training.local_batch_size 1"
     )
     assert strategy_of(script)["dp"] == 2
+    base_only = f"{script} --config llama3_8b --checkpoint.interval 9"
+    [note] = strategy_of(base_only)["not_read"]
+    assert note.names == ("config",)
+    with pytest.raises(InputError, match="16 processes; the experiment has 4 devices"):
+        strategy_of(script.replace("torchrun", "torchrun --nnodes 2 --nproc_per_node 8"))
 
 
 # ------------------------------------------------------------------------------ all rows
@@ -743,7 +749,7 @@ def test_torchtitan_imports_only_a_file_with_the_name_of_a_module() -> None:
         ("x.py", "a = 1\n", "x.py: no PARALLELISM = {...} found"),
         ("x.toml", "[training]\n", "x.toml: no [parallelism] found"),
         ("x.json", '{"zero_optimization": {}}', "x.json: no train_batch_size or train_micro"),
-        ("x.yaml", "tp: 1\n", "x.yaml: no strategy is read from YAML"),
+        ("x.yaml", "tp: 1\n", "x.yaml: no strategy is read from this YAML"),
     ],
 )
 def test_a_file_without_a_strategy_is_refused_by_its_kind(

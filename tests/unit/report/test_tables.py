@@ -266,6 +266,9 @@ def test_warnings_are_told_once_and_marked_in_the_rows() -> None:
         "whole, 3 x T4 idle",
     ]
     assert all(line in lines for line in ("(a) x", "(b) y", "remark: all"))
+    reason = Reason(kind="out of memory", detail="")
+    full = replace(bare(1.0), warnings=("all",), reasons=(reason,))
+    assert "remark: all" in drawn(table(full))
 
 
 def test_what_ranks_share_out_is_told_where_the_search_chose_it() -> None:
