@@ -44,7 +44,7 @@ from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_
 from amp_ray.runtime.profile.links import links_of_tests, links_yaml
 from amp_ray.runtime.profile.parts import load_unprofiled
 from amp_ray.runtime.study.reading import ReadStudy, read_study
-from amp_ray.search.rows import flat_row
+from amp_ray.search.rows import strategy_rows
 from amp_ray.trials.profile.tables import model_text
 from amp_ray.units import counted
 
@@ -216,15 +216,15 @@ def _export_all(
 ) -> None:
     """Write all strategies; for a study its trials, and for Optuna also untested strategies."""
     if isinstance(source, ReadStudy):
-        name = source.experiment.name
-        rows = [flat_row(trial) for trial in source.result["trials"]]
+        experiment, records = source.experiment, [*source.result["trials"]]
         if target == "optuna":
-            rows += [flat_row(row) for row in source.result["ranking"] if row["feasible"]]
+            records += [row for row in source.result["ranking"] if row["feasible"]]
     else:
         plan = api.plan(source, cost_model=cost_model, num_rows=None)
-        name, rows = source.name, plan.records()
+        experiment, records = source, plan.to_json()["ranking"]
         if target == "optuna":
-            rows = rows[: len(plan.feasible)]
+            records = records[: len(plan.feasible)]
+    name, rows = experiment.name, strategy_rows(records, experiment.cluster)
     file = _file_name(output)
     files = csv_table(rows) if target == "csv" else optuna_script(name, rows, file)
     _write(files, output, f"{name}: {counted(len(rows), 'strategy', 'strategies')}")

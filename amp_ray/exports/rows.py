@@ -12,6 +12,8 @@ from amp_ray.exports.scripts import python_comment
 
 _PARAMS: Final = ("tp", "pp", "dp", "micro_batch_size", "recompute", "bounds")
 
+_OFF: Final = {"cp": 1, "ep": 1, "virtual_stages": 1, "zero_stage": 0, "sequence_parallel": False}
+
 _OPTUNA_FILE: Final = "optuna_study.py"
 
 _OPTUNA: Final = '''
@@ -60,9 +62,12 @@ if __name__ == "__main__":
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> Export:
     """Return flat rows as CSV, with all their columns in order of first appearance.
 
-    Lists become texts, with spaces between the items.
+    Lists become texts, with spaces between the items. In columns of dimensions a strategy without
+    one says so, since an empty cell stands for the experiment's choice.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
+    off = {name: value for name, value in _OFF.items() if name in columns}
+    rows = [row if row.get("strategy") else {**off, **row} for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()

@@ -8,6 +8,7 @@ of the same name.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
@@ -27,6 +28,7 @@ from amp_ray.inputs.section import Count, Flag, Index, Section, Text, by_type, v
 from amp_ray.inputs.strict_text import (
     MOST_SECONDS,
     parse_any_json,
+    parse_json,
     read_count,
     read_rows,
     read_seconds,
@@ -404,6 +406,22 @@ OPTIONAL_COLUMNS: Final = (
 )
 """Optional columns of a CSV file of strategies, besides the degrees."""
 
+_WHOLE: Final = "strategy"
+_OUTCOME: Final = "outcome"
+_OF_EXPORTS: Final = ("num_micro_batches", _WHOLE, _OUTCOME)
+"""Further columns that are read, of tables of plans and studies; ``strategy`` is a STRATEGY object
+whose stages, placement or token slices have no column."""
+
+_PREDICTED: Final = "iteration_time_s"  # stands in tables of plans
+_RESULTS: Final = (
+    *("position", "number", _PREDICTED, "interval_s", "breakdown*", "memory*", "feasible"),
+    *("reason", "launchable", "failure_probability", "lower_bound_s", "tokens_per_s*", "mfu"),
+    *("warnings", "cost*", "training*", "idle_devices", "remedies", "predicted_*", "repeats"),
+    *("chosen", "wall_s", "step_time_s", "num_warmup_steps", "remarks", "rank", "host", "lines"),
+    *("timeout_s", "kind"),
+)
+"""Columns of such tables that say nothing of a strategy, and are not read."""
+
 STRATEGY_COLUMNS: Final = (*_DEGREES, "bounds", "recompute")
 """Columns that every table of strategies has."""
 
@@ -412,6 +430,7 @@ DIMENSION_COLUMNS: Final = (*_DIMENSIONS, "virtual_stages", *ZERO_KEYS)
 
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
+_FAILED_OUTCOMES: Final = {"oom": "oom", "crashed": "failed", "timeout": "failed"}
 _LEAST_SECONDS: Final = 1e-6
 """Shortest iteration: no device can launch a kernel faster."""
 
@@ -431,6 +450,7 @@ class Entry:
     spread_s: float | None = None  # interquartile range of the measured steps, if known
     # Measured peak of each stage, or one figure for the largest of all; empty if not measured
     peak_memory_bytes: tuple[float, ...] = ()
+    has_ended: bool = True  # False for a trial of a study that a host failed, or that still runs
     not_read: tuple[NotRead, ...] = ()  # what its file sets beyond it
 
 
@@ -466,7 +486,7 @@ def strategies_of(
     Raises:
         InputError: If an object is invalid, or does not fit the experiment.
     """
-    strategies = []
+    strategies, num_unmade = [], 0
     mistakes = Mistakes()
     for index, record in enumerate(records):
         where = Where(file=f"{file}: [{index}]")
@@ -475,9 +495,22 @@ def strategies_of(
             if not isinstance(strategy, dict):
                 message = f"expected a strategy object, found {shown(strategy)}"
                 raise InputError(message, where=where)
+            if strategy is not record and not (strategy.get("tp") or strategy.get("stages")):
+                num_unmade += 1
+                continue
             strategies.append(_from_record(strategy, where, experiment))
     mistakes.check()
-    return tuple(strategies)
+    return _noted(strategies, num_unmade, file)
+
+
+def _noted(strategies: Sequence[Entry], num_unmade: int, file: str) -> tuple[Entry, ...]:
+    """Say with the first strategy how many rows are candidates from which none was made."""
+    if not num_unmade or not strategies:
+        return tuple(strategies)
+    names = (f"{num_unmade} rows without degrees and stages",)
+    note = NotRead(file=file, names=names, why="no strategy was made from these candidates")
+    first, *others = strategies
+    return (replace(first, not_read=(*first.not_read, note)), *others)
 
 
 def _from_record(values: Mapping[str, Any], where: Where, experiment: Experiment) -> Entry:
@@ -502,10 +535,15 @@ def _from_record(values: Mapping[str, Any], where: Where, experiment: Experiment
 def _from_csv(text: str, file: str, experiment: Experiment) -> tuple[Entry, ...]:
     rows = read_rows(text, file)
     where, header = next(rows, (Where(file=file, line=1), []))
+    columns = _DEGREES + OPTIONAL_COLUMNS + _OF_EXPORTS
     problems = {
         "missing": [name for name in _DEGREES if name not in header],
-        "unknown": [name for name in header if name not in _DEGREES + OPTIONAL_COLUMNS],
-        "twice": [name for name in _DEGREES + OPTIONAL_COLUMNS if header.count(name) > 1],
+        "unknown": [
+            name
+            for name in header
+            if name not in columns and not any(fnmatchcase(name, one) for one in _RESULTS)
+        ],
+        "twice": [name for name in columns if header.count(name) > 1],
     }
     if any(problems.values()):
         expected = f"{','.join(_DEGREES)}[,{'][,'.join(OPTIONAL_COLUMNS)}]"
@@ -514,7 +552,7 @@ def _from_csv(text: str, file: str, experiment: Experiment) -> tuple[Entry, ...]
         )
         message = f"expected the header {expected}, found {','.join(header)!r}: {mistake}"
         raise InputError(message, where=where)
-    strategies = []
+    strategies, num_unmade = [], 0
     mistakes = Mistakes()
     for place, row in rows:
         with mistakes.collect():
@@ -522,17 +560,27 @@ def _from_csv(text: str, file: str, experiment: Experiment) -> tuple[Entry, ...]
                 message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
                 raise InputError(message, where=place)
             cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
+            if _PREDICTED in header:
+                cells["peak_memory_bytes"] = ""  # a prediction
+                if not (cells["tp"] or cells.get(_WHOLE)):
+                    num_unmade += 1
+                    continue
             strategies.append(_from_cells(cells, place, experiment))
     mistakes.check()
-    return tuple(strategies)
+    return _noted(strategies, num_unmade, file)
 
 
 def _from_cells(cells: Mapping[str, str], where: Where, experiment: Experiment) -> Entry:
+    whole = cells.get(_WHOLE)
     values = {
         name: read(cells.get(name, ""), where.at(name))
         for name, read in _CELLS.items()
-        if name in _DEGREES or cells.get(name)
+        if (name in _DEGREES and not whole) or cells.get(name)
     }
+    if whole:
+        values = parse_json(whole, file=str(where.at(_WHOLE))) | values
+        entry = _from_record(values, Where(file=f"{where.file}:{where.line}"), experiment)
+        return _with_measurement(entry, cells, values.get("pp", 1))
     if not values.get("virtual_stages"):
         values["virtual_stages"] = 1 if values["pp"] == 1 else experiment.default_virtual_stages
     lines: dict[tuple[str | int, ...], int] = {(name,): where.line or 1 for name in values}
@@ -554,9 +602,9 @@ def _from_cells(cells: Mapping[str, str], where: Where, experiment: Experiment) 
 
 
 def _flag(word: str, where: Where) -> bool:
-    if word not in _FLAGS:
+    if word.lower() not in _FLAGS:
         raise InputError(f"found {shown(word)}; expected true or false", where=where)
-    return _FLAGS[word]
+    return _FLAGS[word.lower()]
 
 
 def _index(word: str, where: Where) -> int:
@@ -575,7 +623,7 @@ def _recompute(text: str, where: Where) -> object:
 
 
 _CELLS: Final[Mapping[str, Callable[[str, Where], Any]]] = {
-    **dict.fromkeys((*_DEGREES, "shard_ranks"), read_count),
+    **dict.fromkeys((*_DEGREES, "num_micro_batches", "shard_ranks"), read_count),
     **{option.name: _flag if option.type is bool else read_count for option in OTHER_OPTIONS},
     **dict.fromkeys(("zero_stage", "virtual_stages"), _index),
     "reshard_after_forward": _flag,
@@ -760,8 +808,9 @@ def _check_operators(strategy: Strategy, where: Where, experiment: Experiment) -
 
 def _with_measurement(entry: Entry, cells: Mapping[str, str], pp: int) -> Entry:
     """Add the measurement of a CSV line to an entry."""
-    where = entry.where
-    measured_s, failure = _measurement(cells.get("measured_s", ""), where.at("measured_s"))
+    where, outcome = entry.where, cells.get(_OUTCOME, "")
+    word = cells.get("measured_s") or _FAILED_OUTCOMES.get(outcome, "")
+    measured_s, failure = _measurement(word, where.at("measured_s"))
     mean_s = _beside(
         cells.get("mean_s", ""), measured_s, where.at("mean_s"), least_s=_LEAST_SECONDS
     )
@@ -770,6 +819,7 @@ def _with_measurement(entry: Entry, cells: Mapping[str, str], pp: int) -> Entry:
         entry,
         measured_s=measured_s,
         failure=failure,
+        has_ended=bool(word) or _OUTCOME not in cells,
         mean_s=measured_s if mean_s is None else mean_s,
         spread_s=_beside(cells.get("spread_s", ""), measured_s, where.at("spread_s")),
         peak_memory_bytes=_peaks(peaks, pp, where.at("peak_memory_bytes")),

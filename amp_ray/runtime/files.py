@@ -191,7 +191,7 @@ def load_slice_table(path: Path) -> SliceTable:
 
 def load_measured(path: Path, experiment: Experiment) -> tuple[Entry, ...]:
     """Read a table of measured strategies."""
-    measured = load_strategies(path, experiment)
+    measured = tuple(entry for entry in load_strategies(path, experiment) if entry.has_ended)
     for entry in measured:
         if entry.measured_s is None and entry.failure is None:
             message = "nothing was measured; expected measured_s with seconds, oom or failed"

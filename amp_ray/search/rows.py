@@ -3,8 +3,9 @@
 The records list times by stage and by cut, and the difference between two plans.
 """
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -151,6 +152,22 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[key] = _cell(value)
     return flat
+
+
+def strategy_rows(records: Iterable[Mapping[str, Any]], cluster: Cluster) -> list[dict[str, Any]]:
+    """Return rows of a ranking, or trials, as flat rows that can be read back.
+
+    Where stages, token slices or a placement beside the default are no column, the column
+    ``strategy`` has the STRATEGY object as JSON.
+    """
+    places = [list(place) for place in cluster.places]
+    rows = []
+    for record in records:
+        strategy = record["strategy"]
+        is_flat = not strategy.get("stages") and not strategy.get("token_slices")
+        whole = not is_flat or strategy.get("placement") not in (None, places)
+        rows.append(flat_row(record) | ({"strategy": json.dumps(strategy)} if whole else {}))
+    return rows
 
 
 def _is_nested(value: Any) -> bool:  # noqa: ANN401 - any value of JSON
