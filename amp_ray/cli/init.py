@@ -1,6 +1,7 @@
 """``amp-ray init``: write a first experiment file."""
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -8,20 +9,26 @@ from typing import Any, Final
 import click
 
 from amp_ray.cli.options import file_option, output_option, verbose_option
+from amp_ray.clusters.device import find_device
 from amp_ray.errors import InputError, Where, printable
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import (
     Answers,
+    built,
     config_of,
-    device_of_hosts,
     experiment_text,
     hosts_of,
     longest_sequence,
+    nodes_of_hosts,
     preset,
+    presets,
+    usual_gbit_per_s,
 )
 from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.units import counted
 
 _COUNT: Final = click.IntRange(min=1)
+_RATE: Final = click.FloatRange(min=1e-3, max=1e5)
 _BATCH: Final = 256
 _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status == "historic"}
 
@@ -47,7 +54,8 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
 )
 @file_option(
     "--hostfile",
-    help="The hosts, in lines such as 'host1 slots=8'; without --device they are asked by SSH.",
+    help="The hosts, in lines such as 'host1 slots=8'; without --device they are asked by SSH. "
+    "Lists of Slurm, Open MPI, Intel MPI and PBS are read too.",
 )
 @click.option("--device", metavar="NAME", help="The board, as the catalogue names it.")
 @click.option("--nodes", "count", type=_COUNT, help="How many nodes.")
@@ -55,7 +63,7 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
 @click.option(
     "--inter-gbit-per-s",
     "inter",
-    type=click.FloatRange(min=1e-3, max=1e5),
+    type=_RATE,
     help="Line rate of a node's network interfaces together.",
 )
 @click.option("--batch", type=_COUNT, help="Samples per optimizer step.")
@@ -81,68 +89,143 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
     if output.exists():
         raise InputError("is there already; name another file by -o", where=Where(file=str(output)))
     answers = _answers(output, options)
-    if answers.node["device"] == _ASK:
-        device = device_of_hosts(answers, output)
-        answers = replace(answers, node={**answers.node, "device": device})
-    write_text(output, experiment_text(answers, output))
-    node = answers.node
-    click.echo(f"{output}: {node['count']} x {node['slots']} {node['device']}")
+    text = experiment_text(answers, output)
+    if options["runtime"] is None and sys.stdin.isatty():
+        chosen = _asked(
+            "--runtime",
+            "training program",
+            built(text, output).traits.name,
+            click.Choice(sorted(RUNTIMES)),
+        )
+        text = experiment_text(replace(answers, runtime=chosen), output)
+    write_text(output, text)
+    kinds = [f"{node['count']} x {node['slots']} {node['device']}" for node in answers.nodes]
+    click.echo(f"{output}: {', '.join(kinds)}")
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
-_ASK: Final = "?"  # as the device: ask the hosts for it
+_OTHER: Final = "other"  # as the cluster: none of the presets
+_ORDER: Final = ("count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
 
 
 def _answers(output: Path, options: dict[str, Any]) -> Answers:
-    """Fill in missing options from presets, files, and questions."""
-    node = preset("clusters", options["cluster"]) if options["cluster"] else {}
-    if options["hostfile"] is not None:
-        count, slots = hosts_of(options["hostfile"])
-        node |= {"count": count, "slots": slots} | ({} if "device" in node else {"device": _ASK})
-    named = {"device": options["device"], "count": options["count"], "slots": options["slots"]}
-    node |= {key: value for key, value in named.items() if value is not None}
-    if options["inter"] is not None:
-        node["inter_gbit_per_s"] = options["inter"]
-    model = options["model"] or _asked("--model", "model (a name or config.json)", "llama-3-8b")
-    if config_of(model) is None:
-        preset("models", model)
-    node.setdefault("device", None)
-    for key, option, question, default in (
-        ("device", "--device", "board", "H100"),
-        ("count", "--nodes", "nodes", 4),
-        ("slots", "--slots", "devices of a node", 8),
-        ("inter_gbit_per_s", "--inter-gbit-per-s", "Gbit/s between nodes", 100),
-    ):
-        is_alone = key == "inter_gbit_per_s" and node["count"] == 1
-        if node.get(key) is None and not is_alone:
-            node[key] = _asked(option, question, default)
-    order = ("count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
-    return Answers(
+    """Fill in missing options from presets, files, the hosts, and questions."""
+    model = options["model"]
+    if model is None:
+        model = _asked("--model", "model (a name or config.json)", "llama-3-8b", _model)
+    answers = Answers(
         name=options["name"] or output.stem,
-        model=model,
-        node={key: node[key] for key in order if key in node},
-        batch=options["batch"] or _asked("--batch", "samples per optimizer step", _BATCH),
-        sequence_length=options["sequence_length"] or _config_length(model),
+        model=_model(model),
+        nodes=_entries(options),
+        batch=options["batch"] or 1,
+        sequence_length=options["sequence_length"] or _length(model),
         hostfile=options["hostfile"],
         runtime=options["runtime"],
     )
+    nodes = answers.nodes
+    if answers.hostfile is not None and not all("device" in node for node in nodes):
+        nodes = nodes_of_hosts(answers, output)
+    nodes = tuple(_completed(node, is_alone=len(nodes) == 1) for node in nodes)
+    batch = options["batch"] or _asked("--batch", "samples per optimizer step", _BATCH, _COUNT)
+    return replace(answers, nodes=nodes, batch=batch)
 
 
-def _config_length(model: str) -> int | None:
+def _entries(options: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return entries of `cluster.nodes` with what options, presets and the hostfile say."""
+    keys = {"device": "device", "slots": "slots", "count": "count", "inter": "inter_gbit_per_s"}
+    named = {key: options[name] for name, key in keys.items() if options[name] is not None}
+    cluster, hostfile = options["cluster"], options["hostfile"]
+    if cluster is None and hostfile is None and not named and sys.stdin.isatty():
+        click.echo(f"clusters: {', '.join(presets()['clusters'])}", err=True)
+        cluster = _asked("--cluster", f"cluster, or {_OTHER}", _OTHER, _cluster)
+    node = {} if cluster in (None, _OTHER) else preset("clusters", cluster)
+    if hostfile is None:
+        return ({**node, **named},)
+    runs = hosts_of(hostfile)
+    total = sum(count for count, _ in runs)
+    if named.pop("count", total) != total:
+        raise InputError(f"--nodes {options['count']}: {hostfile} names {counted(total, 'host')}")
+    stated = [{} if slots is None else {"slots": slots} for _, slots in runs]
+    return tuple(
+        {**node, **slots, **named, "count": count}
+        for (count, _), slots in zip(runs, stated, strict=True)
+    )
+
+
+def _completed(node: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+    """Ask for what an entry lacks."""
+    full = dict(node)
+    for key, option, question, default, check in (
+        ("device", "--device", "board", "H100", _device),
+        ("count", "--nodes", "nodes", 4, _COUNT),
+        ("slots", "--slots", "devices of a node", 8, _COUNT),
+    ):
+        if key not in full:
+            full[key] = _asked(option, question, default, check)
+    if "inter_gbit_per_s" not in full and not (is_alone and full["count"] == 1):
+        usual = usual_gbit_per_s(_device(full["device"]), full["slots"])
+        question = f"Gbit/s between nodes of {full['slots']} {full['device']}"
+        full["inter_gbit_per_s"] = _asked("--inter-gbit-per-s", question, usual, _RATE)
+    return {key: full[key] for key in _ORDER if key in full}
+
+
+def _length(model: str) -> int | None:
     """Ask for the tokens of a sequence, or state the configuration's; None for a preset's."""
     config = config_of(model)
-    length = None if config is None else longest_sequence(config)
+    length = (
+        preset("models", model)["sequence_length"] if config is None else longest_sequence(config)
+    )
     if length is None:
         return None
     if sys.stdin.isatty():
-        return int(_asked("--sequence-length", "tokens of a training sequence", length))
+        return int(_asked("--sequence-length", "tokens of a training sequence", length, _COUNT))
+    if config is None:
+        return None
     note = f"sequence_length {length}: the most that {printable(model)} allows"
     click.echo(f"{note}; --sequence-length N sets that of your training", err=True)
-    return length
+    return int(length)
 
 
-def _asked(option: str, question: str, default: Any) -> Any:  # noqa: ANN401 - a word or a number
-    """Ask for an answer; without a terminal, raise with the name of the option to set."""
+def _model(name: str) -> str:
+    """Return the name of a model if there is one."""
+    config = config_of(name)
+    if config is None:
+        preset("models", name)
+    else:
+        longest_sequence(config)
+    return name
+
+
+def _cluster(name: str) -> str:
+    if name != _OTHER:
+        preset("clusters", name)
+    return name
+
+
+def _device(name: str) -> str:
+    try:
+        return find_device(name).name
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def _asked(
+    option: str,
+    question: str,
+    default: Any,  # noqa: ANN401 - a word or a number
+    check: click.ParamType[Any] | Callable[[str], Any],
+) -> Any:  # noqa: ANN401 - as the check returns
+    """Ask until an answer passes the check; without a terminal, name the option to set."""
     if not sys.stdin.isatty():
-        raise InputError(f"{option} is missing: {question}, such as {option} {default}")
-    return click.prompt(question, default=default, err=True)
+        such = "" if default is None else f", such as {option} {default}"
+        raise InputError(f"{option} is missing: {question}{such}")
+
+    def checked(answer: str) -> Any:  # noqa: ANN401
+        try:
+            if isinstance(check, click.ParamType):
+                return check.convert(answer, None, None)
+            return check(answer)
+        except InputError as error:
+            raise click.UsageError(str(error)) from None
+
+    return click.prompt(question, default=default, err=True, value_proc=checked)

@@ -358,7 +358,8 @@ class Cluster:
 
     def of_hosts(self, names: Collection[str]) -> "Cluster":
         """Return a cluster with only these hosts, in its order."""
-        kept = [[name for name in node.host_names if name in names] for node in self.nodes]
+        wanted = frozenset(names)
+        kept = [[name for name in node.host_names if name in wanted] for node in self.nodes]
         present = [index for index, hosts in enumerate(kept) if hosts]
         part = self.part(present)
         nodes = tuple(

@@ -1,7 +1,8 @@
 """The cluster of an experiment file: its keys, and the cluster with the hosts of its hostfile."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, Tag
@@ -103,7 +104,7 @@ class NodeSection(Section):
     ]
     """Device in every slot."""
     slots: Few
-    """Devices per node; must agree with the hostfile."""
+    """Devices per node; must agree with the hostfile, where that states them."""
     intra_gbit_per_s: AnyLinkRate | None = None
     """Rate of a long all-reduce between the devices of the node (bus bandwidth as NCCL's tests
     define it). The default is .79 of the line rate of the board's own links if they meet in a
@@ -205,7 +206,8 @@ def build_cluster(
             _check_hosts(document, section, hosts, entries)
             names = [host.host for host in hosts]
         zones = {entry.zone for entry in section.nodes if entry.zone is not None}
-        links, zone_links = _links(document, section.links, names, zones)
+        positions = {name: index for index, name in enumerate(names)}
+        links, zone_links = _links(document, section.links, positions, zones)
     devices, links_of = list[Device](), list[tuple[Link, Link, Link]]()
     for index, entry in enumerate(section.nodes):
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
@@ -265,7 +267,7 @@ def _check_hosts(
     for host, index in zip(hosts, entries, strict=True):
         slots = section.nodes[index].slots
         with mistakes.collect():
-            if host.num_slots != slots:
+            if host.num_slots not in (None, slots):
                 message = (
                     f"found {slots}; host {host.host!r} has slots={host.num_slots} in "
                     f"{section.hostfile!r}"
@@ -443,7 +445,7 @@ def _link(
 
 
 def _links(
-    document: Document, entries: Sequence[LinkSection], names: list[str], zones: set[str]
+    document: Document, entries: Sequence[LinkSection], names: Mapping[str, int], zones: set[str]
 ) -> tuple[dict[tuple[int, int], Link], dict[tuple[str, str], ZoneLink]]:
     """Return the links of single node pairs by node index, and those of zones by their names."""
     pairs: dict[tuple[int, int], Link] = {}
@@ -469,19 +471,19 @@ def _links(
                 price = (entry.price_per_gbyte or 0.0) / GIGA
                 joined[one, other] = ZoneLink(link=link, price_per_byte=price)
             else:
-                low, high = sorted((names.index(one), names.index(other)))
+                low, high = sorted((names[one], names[other]))
                 pairs[low, high] = link
     mistakes.check()
     return pairs, joined
 
 
-def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
+def _check_pair(entry: LinkSection, names: Collection[str], zones: set[str]) -> None:
     """Refuse a pair that is neither two different hosts nor two different zones."""
     named = zones.intersection(entry.between)
-    both = sorted(named.intersection(names))
+    both = sorted(name for name in named if name in names)
     if both:
         raise ValueError(f"{both[0]!r} is a zone and a host; give the zone another name")
-    kind, choices = ("zone", sorted(zones)) if named else ("host", names)
+    kind, choices = ("zone", zones) if named else ("host", names)
     unknown = [name for name in entry.between if name not in choices]
     if unknown:
         raise ValueError(f"{kind} {unknown[0]!r} is not one of {_listed(choices)}")
@@ -494,6 +496,7 @@ def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
         raise ValueError("price_per_gbyte belongs to a link between two zones; these are hosts")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Collection[str]) -> str:
     more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    ordered = sorted(names) if isinstance(names, set) else names
+    return ", ".join(islice(ordered, _MOST_LISTED)) + (f" and {more} more" if more > 0 else "")

@@ -3,12 +3,14 @@
 import contextlib
 import ipaddress
 import json
+import logging
 import math
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from amp_ray.runtime.hosts.host import (
 )
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings, Message
 from amp_ray.runtime.hosts.login import login_failure, ssh_words
-from amp_ray.runtime.threads import at_once
+from amp_ray.runtime.threads import at_once, in_thread
 from amp_ray.trials.doctor.checks import Gpu, check_hosts, visible_gpus
 from amp_ray.trials.doctor.findings import LEVELS, Facts, Finding, HostReport, HostSpec, only
 from amp_ray.trials.doctor.software import Needs, list_pythons
@@ -41,6 +43,9 @@ _END_S: Final = 10.0  # limit for closing all probes; a slower host ends its pro
 AGENT_PYTHON: Final = (3, 8)  # oldest Python for agent and probe
 
 _END_TIMEOUT_S: Final = 2.0
+_REMARK_S: Final = 5.0  # interval of the lines about hosts that have not answered yet
+_MOST_NAMED: Final = 5
+_LOGGER: Final = logging.getLogger(__name__)
 
 REACH_S: Final = 5.0  # time limit for a connection between two hosts
 _FACTS_S: Final = 30.0  # an idle GPU driver takes seconds per GPU to start; all else, one second
@@ -166,13 +171,32 @@ def _probe_all(
     )
     host_probes = [HostProbe(spec, make_host, question) for spec in specs]
     try:
-        at_once([host_probe.ask for host_probe in host_probes], question.limit_s)
+        _ask_all(host_probes, question.limit_s)
         # Choose the peers once: hosts that answer later are not connected to
         peers = [host_probe for host_probe in host_probes if host_probe.listens_at is not None]
         at_once([partial(host_probe.reach, peers) for host_probe in peers], 2 * REACH_S)
         return [host_probe.report() for host_probe in host_probes]
     finally:
         at_once([host_probe.close for host_probe in host_probes], _END_S)
+
+
+def _ask_all(host_probes: Sequence["HostProbe"], limit_s: float) -> None:
+    """Ask all hosts in parallel, and say on stderr which ones have not answered for a while."""
+    calls = {in_thread(host_probe.ask): host_probe.spec.name for host_probe in host_probes}
+    start, waiting = time.monotonic(), set(calls)
+    while waiting and (passed_s := time.monotonic() - start) < limit_s:
+        done, waiting = futures.wait(waiting, min(_REMARK_S, limit_s - passed_s))
+        for call in done:
+            call.result()
+        if waiting:
+            names = sorted(calls[call] for call in waiting)
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            _LOGGER.warning(
+                "waiting for %s%s, for %.0f s at most",
+                ", ".join(names[:_MOST_NAMED]),
+                more,
+                max(0.0, limit_s - (time.monotonic() - start)),
+            )
 
 
 def _needs(experiment: Experiment) -> Needs:

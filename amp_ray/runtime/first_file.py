@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.clusters.device import CATALOGUE, CPU, find_device, resembles
-from amp_ray.errors import InputError, Where, printable
+from amp_ray.errors import InputError, printable
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.hostfile import parse_hostfile
@@ -46,7 +47,7 @@ cluster:{hostfile}
     # inter_gbit_per_s: line rate of a node's network interfaces together, in one direction.
     # The rate within a node is the board's own, unless intra_gbit_per_s says otherwise.
     # More entries may follow: nodes need not be alike.
-    - {node}
+{nodes}
 precision: {precision}        # fp16 | bf16 | fp32
 optimizer: adam
 # auto: the plan chooses what the runtime can do. amp-ray plan --only tp,dp,pp leaves all of it out.
@@ -106,7 +107,8 @@ class Answers:
 
     name: str
     model: str  # a preset's name, or the path of a ``config.json`` or its folder
-    node: Mapping[str, Any]  # ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``
+    # Entries with ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``
+    nodes: tuple[Mapping[str, Any], ...]
     batch: int
     sequence_length: int | None = None
     hostfile: Path | None = None  # None if the hosts do not exist yet
@@ -118,30 +120,33 @@ def experiment_text(answers: Answers, output: Path) -> str:
 
     Paths in it are relative to the folder of ``output``.
     """
-    hosts, node = answers.hostfile, dict(answers.node)
+    hosts, nodes = answers.hostfile, answers.nodes
     try:
-        device = find_device(node["device"])
+        devices = [find_device(node["device"]) for node in nodes]
     except ValueError as error:
         raise InputError(str(error)) from None
-    if device.name == CPU:
-        node["intra_gbit_per_s"] = _CPU_GBIT_PER_S
-    lacks_bf16 = device.bf16_flops is None
+    has_cpu = any(device.name == CPU for device in devices)
+    lacks_bf16 = any(device.bf16_flops is None for device in devices)
+    lines = [
+        _flow({**node, **({"intra_gbit_per_s": _CPU_GBIT_PER_S} if device.name == CPU else {})})
+        for node, device in zip(nodes, devices, strict=True)
+    ]
     runtime = _RUNTIME if answers.runtime is None else answers.runtime
     text = _TEXT.format(
         file=" ".join(printable(output.name).split()),
         name=_flow(answers.name),
         model=_flow(_model(answers, output)),
         hostfile="" if hosts is None else f"\n  hostfile: {_flow(_relative(hosts, output))}",
-        node=_flow(node),
-        precision="fp32" if device.name == CPU else "fp16" if lacks_bf16 else "bf16",
+        nodes="\n".join(f"    - {line}" for line in lines),
+        precision="fp32" if has_cpu else "fp16" if lacks_bf16 else "bf16",
         runtime=runtime,
         runtime_note=_PROGRAM_NOTE if runtime in RUNTIMES else _COMMAND_NOTE,
         batch=answers.batch,
-        backend="local" if device.name == CPU and hosts is None else "ssh",
+        backend="local" if has_cpu and hosts is None else "ssh",
     )
     experiment = built(text, output)
     shape, traits = experiment.model.shape, experiment.traits
-    is_long = shape.is_causal and shape.sequence_length >= _LONG_SEQUENCE and device.name != CPU
+    is_long = shape.is_causal and shape.sequence_length >= _LONG_SEQUENCE and not has_cpu
     lacks_context = is_long and traits.why_no_context(2) is not None
     if answers.runtime is not None or not (
         lacks_context or (shape.num_experts and not traits.expert_parallel)
@@ -170,7 +175,7 @@ def keys_of_presets(
     answers = Answers(
         name=Path(model).absolute().name.removesuffix(".json"),
         model=model,
-        node=node,
+        nodes=(node,),
         batch=batch,
         runtime=runtime,
         sequence_length=sequence_length,
@@ -184,30 +189,46 @@ def built(text: str, output: Path) -> Experiment:
     return build_experiment(parse_yaml(text, file=str(output)), ExperimentFiles(base=output.parent))
 
 
-def hosts_of(path: Path) -> tuple[int, int]:
-    """Return the number of hosts in a hostfile, and of slots per host."""
-    hosts = parse_hostfile(read_text(path), file=str(path))
-    slots = {host.num_slots for host in hosts}
-    if len(slots) > 1:
-        counts = ", ".join(map(str, sorted(slots)))
-        message = f"hosts have {counts} slots: write an entry of cluster.nodes for each kind"
-        raise InputError(message, where=Where(file=str(path)))
-    return len(hosts), slots.pop()
+def hosts_of(path: Path) -> list[tuple[int, int | None]]:
+    """Return the runs of equal hosts in a hostfile: their number, and slots, if stated."""
+    slots = [host.num_slots for host in parse_hostfile(read_text(path), file=str(path))]
+    return [(len(list(run)), count) for count, run in groupby(slots)]
 
 
-def device_of_hosts(answers: Answers, output: Path) -> str:
-    """Ask the hosts of the hostfile for their GPUs; return their name in the catalogue."""
-    plain = replace(answers, node={**answers.node, "device": CPU})
-    experiment = built(experiment_text(plain, output), output)
+def nodes_of_hosts(answers: Answers, output: Path) -> tuple[Mapping[str, Any], ...]:
+    """Ask the hosts of the hostfile for their GPUs; return entries with device and slots.
+
+    Slots that neither the hostfile nor the answers state are all GPUs of the host.
+    """
+    assert answers.hostfile is not None
+    plain = [{**node, "device": CPU, "slots": node.get("slots", 1)} for node in answers.nodes]
+    for entry in plain:
+        entry.setdefault("inter_gbit_per_s", _CPU_GBIT_PER_S)
+    experiment = built(experiment_text(replace(answers, nodes=tuple(plain)), output), output)
     gpus_of_host = gpus_of_hosts(experiment, host_maker(experiment))
-    boards = {(gpu["name"], gpu["memory_bytes"]) for gpus in gpus_of_host.values() for gpu in gpus}
-    if not boards:
-        return CPU
-    names = {catalogued(name, num_bytes) for name, num_bytes in boards}
-    if len(names) > 1 or None in names:
-        listed = ", ".join(sorted(name for name, _ in boards))
-        raise InputError(f"the hosts have {listed}: name one board of the catalogue by --device")
-    return str(names.pop())
+    nodes = [node for node in answers.nodes for _ in range(node["count"])]
+    entries: list[dict[str, Any]] = []
+    for node, host in zip(nodes, experiment.cluster.host_names, strict=True):
+        boards = {(gpu["name"], gpu["memory_bytes"]) for gpu in gpus_of_host[host]}
+        names = {catalogued(name, num_bytes) for name, num_bytes in boards} or {CPU}
+        if len(names) > 1 or None in names:
+            listed = ", ".join(sorted(name for name, _ in boards))
+            raise InputError(
+                f"host {host} has {listed}: name one board of the catalogue by --device"
+            )
+        number = node.get("slots", len(gpus_of_host[host]) or 1)
+        entries.append({**node, "device": names.pop(), "slots": number, "count": 1})
+    return tuple({**entry, "count": len([*run])} for entry, run in groupby(entries))
+
+
+def usual_gbit_per_s(device: str, slots: int) -> float | None:
+    """Return the network of a node with so many boards, by the first preset that has the board."""
+    for entry in presets()["clusters"].values():
+        if entry["device"] == find_device(device).name and "inter_gbit_per_s" in entry:
+            share = 1.0 if entry["slots"] == _CPUS else slots / entry["slots"]
+            rate = entry["inter_gbit_per_s"] * share
+            return int(rate) if rate == int(rate) else float(rate)
+    return None
 
 
 def catalogued(name: str, num_bytes: float | None) -> str | None:

@@ -5,6 +5,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,11 +33,27 @@ class Measurement:
 
 
 class MissingRankError(ValueError):
-    """A measurement needs the values of a rank, and they are missing or incomplete."""
+    """A measurement needs the values of a rank, and they are missing, incomplete or wrong."""
 
-    def __init__(self, text: str, rank: int) -> None:
+    def __init__(self, text: str, rank: int, file: str | None = None) -> None:
+        """Take the rank, and the name of the file that is wrong, if there is one."""
         super().__init__(text)
-        self.rank = rank
+        self.rank, self.file = rank, file
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str | None]]:
+        """Let it pass from one process to another with all of its values."""
+        return type(self), (str(self), self.rank, self.file)
+
+
+@contextmanager
+def of_rank(file: str, rank: int) -> Iterator[None]:
+    """Add the rank to an error in its file."""
+    try:
+        yield
+    except MissingRankError:
+        raise
+    except ValueError as error:
+        raise MissingRankError(str(error), rank, file) from None
 
 
 Reader = Callable[[Mapping[str, bytes], str], Measurement]
@@ -74,7 +91,7 @@ class AllFiles(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         if name in self._broken:
             rank, problem = self._broken[name]
-            raise MissingRankError(f"{name} cannot be used: {problem}", rank)
+            raise MissingRankError(f"{name} cannot be used: {problem}", rank, name)
         return self._places[name][name]
 
     def __contains__(self, name: object) -> bool:

@@ -4,7 +4,6 @@ Metis's code reads ``IP slots=8`` in a hostfile, but its README writes ``IP 8``.
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -20,8 +19,8 @@ from amp_ray.clusters.cluster import (
     Node,
 )
 from amp_ray.clusters.device import CATALOGUE, Device
-from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_line
+from amp_ray.errors import InputError, Mistakes, Where, placed, shown
+from amp_ray.inputs.hostfile import HostSlots, format_hostfile, host_entries
 from amp_ray.inputs.section import Positive, Section, Text, validate
 from amp_ray.inputs.strict_text import content_lines, parse_json
 from amp_ray.inputs.yaml_text import Document
@@ -47,7 +46,6 @@ BOARD_FRACTION: Final = 1.1
 """Nominal memory of a board over usable memory: the driver and ECC take up to a tenth."""
 
 _LARGEST_GIB: Final = 10_000.0  # more memory than this means a wrong unit
-_LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
 
 
 class HostSection(Section):
@@ -233,10 +231,12 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
     hosts = []
     mistakes = Mistakes()
     for where, content in content_lines(text, file):
-        with mistakes.collect():
-            entry = parse_line(content, where, _LINE, "; expected 'IP slots=N' or 'IP N'")
-            line = where.line or 0
-            hosts.append(MetisHost(address=entry.host, num_slots=entry.num_slots, line=line))
+        with mistakes.collect(), placed(where, ValueError):
+            for entry in host_entries(content):
+                if entry.num_slots is None:
+                    raise ValueError(f"found {shown(content)}; expected 'IP slots=N' or 'IP N'")
+                line = where.line or 0
+                hosts.append(MetisHost(address=entry.host, num_slots=entry.num_slots, line=line))
     mistakes.check()
     if not hosts:
         message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"

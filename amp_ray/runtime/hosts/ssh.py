@@ -192,8 +192,20 @@ class SshHost:
         """Start a command; only here are arguments quoted for the remote shell."""
         transport = self._connected().get_transport()
         assert transport is not None
-        session = transport.open_session(timeout=self._settings.connect_timeout_s)
-        session.exec_command(f"exec {shlex.join(argv)}")
+        limit_s = self._settings.connect_timeout_s
+        session = transport.open_session(timeout=limit_s)
+        # Paramiko waits for ever for a server that does not answer the request
+        giving_up = threading.Timer(limit_s, session.close)
+        giving_up.daemon = True
+        giving_up.start()
+        try:
+            session.exec_command(f"exec {shlex.join(argv)}")
+        except paramiko.SSHException as error:
+            if giving_up.is_alive():
+                raise
+            raise TimeoutError from error
+        finally:
+            giving_up.cancel()
         return session
 
     def _connected(self) -> paramiko.SSHClient:

@@ -557,12 +557,18 @@ def _no_end(launch: Launch, codes: Mapping[int, int | None]) -> Sign:
 
 
 def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:
-    """Return the sign for a trial whose ranks all succeeded, but left no measurement."""
-    rank = error.rank if isinstance(error, MissingRankError) else 0
-    hosts = [command.host for command in launch.commands if command.rank <= rank]
+    """Return the sign for a trial whose ranks all succeeded, but left no measurement.
+
+    Its host is the one that sent the wrong file, if the error names a file.
+    """
+    rank, file = (error.rank, error.file) if isinstance(error, MissingRankError) else (0, None)
+    before = [command for command in launch.commands if command.rank <= rank]
+    running = max(before, key=lambda command: command.rank).host
+    senders = [host for host, contents in attempt.files.items() if file in contents]
+    host, text = (senders or [running])[-1], str(error)
+    if host != running:
+        text += f" ({host} sent it, and rank {rank} runs on {running})"
     exits = {event["rank"]: event["tail"] for event in attempt.events if event["kind"] == "exit"}
     tails = [exits.get(rank), *(exits[rank_of_exit] for rank_of_exit in sorted(exits))]
     lines = keep_last(next(filter(None, tails), ()))
-    return Sign(
-        kind="no-result", host=hosts[-1], rank=rank, time_s=0.0, text=str(error), lines=lines
-    )
+    return Sign(kind="no-result", host=host, rank=rank, time_s=0.0, text=text, lines=lines)

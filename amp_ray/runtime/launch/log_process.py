@@ -12,7 +12,7 @@ from typing import Final
 
 from amp_ray.errors import AmpRayError
 from amp_ray.trials.own_program.metrics import LogFormat, log_names, read_logs
-from amp_ray.trials.result import Measurement
+from amp_ray.trials.result import Measurement, MissingRankError
 
 LIMIT_S: Final = 20.0  # usual patterns read some 20 MiB/s
 LIMIT_S_PER_MIB: Final = 2.0
@@ -60,14 +60,16 @@ def read_logs_aside(
     answer = pickle.loads(ended.stdout)  # noqa: S301 - from our child process
     if isinstance(answer, Measurement):
         return answer
-    raise ValueError(answer)
+    raise answer
 
 
 def main() -> None:
     """Search the logs on stdin; write the measurement, or an error message, to stdout."""
     logs, formats, options = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the parent process
     try:
-        answer: Measurement | str = read_logs(logs, formats, **options)
+        answer: Measurement | ValueError = read_logs(logs, formats, **options)
+    except MissingRankError as error:
+        answer = error
     except ValueError as error:
-        answer = str(error)
+        answer = ValueError(str(error))
     sys.stdout.buffer.write(pickle.dumps(answer))

@@ -17,6 +17,7 @@ from amp_ray.trials.result import (
     Measurement,
     MissingRankError,
     check_trial,
+    of_rank,
     parse_object,
     read_count,
     read_result,
@@ -196,14 +197,19 @@ def _sources(
     """Return the entries of each process, keyed by log name and line prefix."""
     sources: dict[str, list[Entry]] = {}
     for name in log_names(files):
-        for line in log_lines(files[name]):
-            mark = _MARK.match(line[:MAX_LINE])
-            source = f"{name} {mark[0]}" if mark else name
-            text = line[mark.end() if mark else 0 : MAX_LINE]
-            for match in log_format.pattern.finditer(text):
-                sources.setdefault(source, []).append(_entry(match, log_format, samples))
-    for source, entries in sources.items():
-        check_times([entry.seconds for entry in entries], source=source)
+        of_file: dict[str, list[Entry]] = {}
+        match = _LOG.fullmatch(name)
+        assert match is not None
+        with of_rank(name, int(match[1])):
+            for line in log_lines(files[name]):
+                mark = _MARK.match(line[:MAX_LINE])
+                source = f"{name} {mark[0]}" if mark else name
+                text = line[mark.end() if mark else 0 : MAX_LINE]
+                for step in log_format.pattern.finditer(text):
+                    of_file.setdefault(source, []).append(_entry(step, log_format, samples))
+            for source, entries in of_file.items():
+                check_times([entry.seconds for entry in entries], source=source)
+        sources |= of_file
     return sources
 
 
@@ -294,11 +300,13 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
     must, since the missing one may be the slowest. Raises `MissingRankError` if the file of a
     rank is missing or incomplete.
     """
-    ranks = {
-        int(match[1]): _read_rank(name, files[name], trial_id, rank=int(match[1]))
-        for name in files
-        if (match := _METRIC_FILE.fullmatch(name))
-    }
+    ranks = {}
+    for name in files:
+        if match := _METRIC_FILE.fullmatch(name):
+            rank = int(match[1])
+            with of_rank(name, rank):
+                ranks[rank] = _read_rank(name, files[name], trial_id, rank=rank)
+                check_times(ranks[rank].step_time_s, source=f"rank {rank}")
     if not ranks and RESULT_FILE not in files:
         raise ValueError(
             "the metric never appeared: no rank called report_step, step or "
@@ -381,5 +389,5 @@ def _read_rank(name: str, data: bytes, trial_id: str, *, rank: int) -> RankMetri
             f"rank {rank} told steps and did not write them: its program ended by os._exit without "
             "a call of save(), or its disk is full"
         )
-        raise MissingRankError(message, rank)
+        raise MissingRankError(message, rank, name)
     return metrics

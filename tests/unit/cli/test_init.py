@@ -1,12 +1,17 @@
 """A first experiment file, which plans as it is."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from amp_ray.runtime import first_file
 from amp_ray.runtime.files import load_experiment
+from support.bounded import LONGEST_S
 from support.commands import Run
 
 PUBLISHED = {
@@ -122,11 +127,101 @@ def test_hosts_are_asked_for_their_boards(
     options = ("--hostfile", tmp_path / "hosts", "--inter-gbit-per-s", "100", "--batch", "64")
     ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
     assert ended.out == f"{path}: 2 x 8 A100-80\n"
-    boards["b"] = [{"name": "Tesla T4", "memory_bytes": 15360 * 2**20}]
+    boards["b"] = [{"name": "Tesla T4", "memory_bytes": 15360 * 2**20}] * 4
+    (tmp_path / "hosts").write_text("a\nb\n", encoding="utf-8")
+    path.unlink()
+    ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
+    assert ended.out == f"{path}: 1 x 8 A100-80, 1 x 4 T4\n"
+    assert load_experiment(path).precision == "fp16"
+    boards["b"] = [board, {"name": "Tesla T4", "memory_bytes": 15360 * 2**20}]
     path.unlink()
     ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
     assert ended.code == 2
-    assert "the hosts have NVIDIA A100-SXM4-80GB, Tesla T4: name one board" in ended.err
+    assert "host b has NVIDIA A100-SXM4-80GB, Tesla T4: name one board" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "kinds"),
+    [
+        ("a\nb\n", ("--slots", "8"), "2 x 8 H100"),
+        ("a slots=8\nb slots=6\nc slots=6\n", (), "1 x 8 H100, 2 x 6 H100"),
+        ("n1\nn1\nn2\nn2\n", (), "2 x 2 H100"),
+        ("node[1-3]:8\n", ("--nodes", "3"), "3 x 8 H100"),
+    ],
+)
+def test_each_kind_of_host_has_an_entry(
+    amp_ray: Run, tmp_path: Path, hosts: str, options: tuple[str, ...], kinds: str
+) -> None:
+    (tmp_path / "hosts").write_text(hosts, encoding="utf-8")
+    path = tmp_path / "my.yaml"
+    given = ("--device", "H100", "--inter-gbit-per-s", "3200", "--batch", "64", *options)
+    known = ("--model", "gpt2-1.5b", "--hostfile", tmp_path / "hosts")
+    assert amp_ray("init", "-o", path, *known, *given).out == f"{path}: {kinds}\n"
+    nodes = load_experiment(path).cluster.nodes
+    assert sum(node.num_slots for node in nodes) == sum(
+        int(kind.split()[0]) * int(kind.split()[2]) for kind in kinds.split(", ")
+    )
+
+
+@pytest.mark.parametrize("device", ["T4", "V100-16", "A100-40", "H100", "B300", "MI300X", "cpu"])
+def test_the_usual_network_is_that_of_a_preset_with_the_board(device: str) -> None:
+    presets = [
+        entry for entry in first_file.presets()["clusters"].values() if entry["device"] == device
+    ]
+    rate = first_file.usual_gbit_per_s(device.lower(), 8)
+    assert rate == presets[0]["inter_gbit_per_s"]
+    if device != "cpu":
+        assert first_file.usual_gbit_per_s(device, 4) == rate / 2
+    assert first_file.usual_gbit_per_s("RTX4090", 8) is None
+
+
+def answered(folder: Path, answers: str, *options: str) -> str:
+    """Run `amp-ray init` in a terminal, and return what it asks on stderr."""
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "amp_ray", "init", "-o", "my.yaml", *options]
+    os.write(terminal, answers.encode())
+    run = subprocess.run(
+        command,
+        cwd=folder,
+        stdin=end,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+    os.close(terminal)
+    os.close(end)
+    assert run.returncode == 0, run.stderr
+    return run.stderr
+
+
+def test_a_terminal_is_asked_for_everything_and_again_after_a_typo(tmp_path: Path) -> None:
+    answers = (
+        *("alpaca", "llama-3-8b", "dgx-h10", "other", "4096x", "4096", "H1000", "h100", "2", "0"),
+        *("4", "fast", "", "64", "torhc", "torch"),
+    )
+    asked = answered(tmp_path, "\n".join(answers) + "\n")
+    for problem in (
+        "no model is named 'alpaca'",
+        "no cluster is named 'dgx-h10'",
+        "'H1000' is not",
+    ):
+        assert problem in asked
+    assert "dgx-a100, dgx-h100" in asked
+    assert "tokens of a training sequence [8192]" in asked
+    assert "Gbit/s between nodes of 4 H100 [1600]" in asked
+    assert "training program [deepspeed]" in asked
+    experiment = load_experiment(tmp_path / "my.yaml")
+    assert experiment.model.shape.sequence_length == 4096
+    assert experiment.traits.name == "torch"
+    assert experiment.cluster.nodes[0].inter.bandwidth_bytes_per_s == 200e9
+    assert experiment.cluster.num_devices == 8
+
+
+def test_a_preset_leaves_little_to_ask(tmp_path: Path) -> None:
+    asked = answered(tmp_path, "\naws-p5\n\n3\n\n\n")
+    assert asked.count("]: ") == 6  # model, cluster, tokens, nodes, batch, runtime
+    assert load_experiment(tmp_path / "my.yaml").cluster.nodes[2].inter.protocol == "efa"
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,19 @@ def test_racks_differ_in_their_hosts_but_not_in_names() -> None:
         cluster(rack("a", "b"), node("b"))
     with pytest.raises(ValueError, match="the 2 hosts of rack 'a' must have equally many slots"):
         replace(rack("a", "b"), num_slots=3)
+
+
+def test_the_hosts_of_a_large_part_are_not_compared_one_by_one() -> None:
+    class Name(str):
+        __slots__ = ()
+        comparisons = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.comparisons += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    names = [Name(number) for number in range(300)]
+    assert len(cluster(*map(node, names)).of_hosts(tuple(names[::-1])).nodes) == 300
+    assert Name.comparisons < 20 * len(names)

@@ -301,6 +301,21 @@ def test_a_host_that_has_not_answered_in_time_counts_as_one_that_does_not() -> N
     assert (failure.check, "no answer within" in failure.found) == ("reach", True)
 
 
+def test_a_host_that_does_not_answer_is_named_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(doctor, "_REMARK_S", 0.01)
+
+    class Slow(Refusing):
+        def connect(self) -> Never:
+            wait_for(lambda: bool(caplog.records))
+            super().connect()
+
+    diagnosis = diagnose(experiment(), Slow)
+    assert caplog.records[0].message.startswith("waiting for a, b, c, d, for ")
+    assert [finding.check for finding in diagnosis.errors] == ["reach"] * 4
+
+
 def test_a_host_that_answers_when_nobody_waits_is_left_at_once() -> None:
     host_probe = HostProbe(SPEC, LocalHost, QUESTION)
     host_probe.close()

@@ -17,6 +17,8 @@ from amp_ray.runtime.launch.trial_folder import HostFiles
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
 from amp_ray.trials.launch import WarmUp, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from amp_ray.trials.own_program.metrics import read_told
+from amp_ray.trials.result import Measurement
 from support.launching import warm
 from support.scripted_host import (
     DONE,
@@ -59,6 +61,41 @@ def test_a_result_of_another_host_is_none(tmp_path: Path) -> None:
     outcome = run_on(tmp_path, ScriptedHost("a", well_behaved), ScriptedHost("b", with_result))
     assert isinstance(outcome, Crashed)
     assert outcome.kind == "no-result"
+
+
+def sending(name: str) -> Script:
+    """Make an agent whose ranks succeed and leave a damaged file."""
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job":
+            yield from file_messages(name, b"{")
+        yield from well_behaved(message)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("file", "rank", "host", "words"),
+    [
+        ("metric-rank-1.json", 1, "b", "metric-rank-1.json is not what amp_ray_metric.py writes"),
+        ("metric-rank-0.json", 0, "b", "(b sent it, and rank 0 runs on a)"),
+    ],
+)
+def test_a_damaged_file_is_told_with_its_rank_and_the_host_that_sent_it(
+    tmp_path: Path, file: str, rank: int, host: str, words: str
+) -> None:
+    launch = launch_on("a", "b", collect=("metric-rank-*.json",))
+
+    def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:
+        return read_told(files, trial_id, num_warmup_steps=0)
+
+    with Launcher(
+        [ScriptedHost("a", well_behaved), ScriptedHost("b", sending(file))], SETTINGS
+    ) as it:
+        outcome = it.run(launch, tmp_path / "t", reader=read)
+    assert isinstance(outcome, Crashed)
+    assert (outcome.kind, outcome.rank, outcome.host) == ("no-result", rank, host)
+    assert words in outcome.reason
 
 
 def test_only_the_first_host_is_asked_for_a_port(tmp_path: Path) -> None:
