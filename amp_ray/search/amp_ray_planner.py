@@ -96,7 +96,7 @@ class SpacePlanner:
         if not self.cuts_sequences:
             return plans
         costs = self.cost_model.costs(candidate)
-        bounds = best_bounds(self.experiment, costs, self.effort)
+        bounds = best_bounds(self.experiment, costs)
         sliced = plan_slices(self.cost_model, candidate, costs, bounds, self.effort)
         return sorted([*plans, *filter(None, [sliced])], key=leader_order)
 

@@ -146,7 +146,6 @@ class Chains:
             bounds = best_bounds(
                 self.cost_model.experiment,
                 self._costs_on(placement),
-                self.effort,
                 memory_scale=self.memory_scale,
             )
             self._chains[placement] = Strategy.uniform(self.candidate, bounds, placement)
