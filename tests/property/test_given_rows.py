@@ -1,4 +1,4 @@
-"""Rows of strategies that a user gives: one for each, fit or not, with the time of enough memory."""
+"""Every strategy of a user has a row; of what does not fit, with the time of enough memory."""
 
 import io
 import random
@@ -22,8 +22,13 @@ from amp_ray.search.rows import link_records, stage_records
 
 CLUSTERS = tuple(presets()["clusters"].keys() - {"this-machine", "aws-p3dn"})
 LLAMA = {
-    **{"family": "llama", "num_layers": 22, "hidden_size": 4096, "num_heads": 32},
-    **{"feed_forward_size": 14336, "vocab_size": 128256, "sequence_length": 4096},
+    "family": "llama",
+    "num_layers": 22,
+    "hidden_size": 4096,
+    "num_heads": 32,
+    "feed_forward_size": 14336,
+    "vocab_size": 128256,
+    "sequence_length": 4096,
 }
 DRAWN = settings(max_examples=25, deadline=None)
 
@@ -50,7 +55,7 @@ def experiment_keys(draw: random.Random, model: dict[str, Any], runtime: str) ->
         "runtime": runtime,
         "precision": "bf16",
         "global_batch_size": num_devices * draw.choice([1, 4]),
-        "search": {"space": space if num_nodes < 4 else "uniform"},  # noqa: PLR2004
+        "search": {"space": space if num_nodes < 4 else "uniform"},
     }
 
 
@@ -93,7 +98,7 @@ def score(keys: dict[str, Any], *strategies: dict[str, Any]) -> list[Any]:
 @DRAWN
 @given(runtime=st.sampled_from(["megatron-core", "fsdp2", *RUNTIMES]), seed=st.integers(0, 2**32))
 def test_every_strategy_has_a_row_and_its_screens(name: str, runtime: str, seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 - hypothesis chooses the seed
+    draw = random.Random(seed)
     keys = experiment_keys(draw, {**preset("models", name), "sequence_length": 4096}, runtime)
     try:
         experiment = amp.load(keys)
@@ -117,12 +122,14 @@ def test_every_strategy_has_a_row_and_its_screens(name: str, runtime: str, seed:
 def test_what_does_not_fit_takes_as_long_as_with_enough_memory(
     runtime: str, memory_gib: int, seed: int
 ) -> None:
-    draw = random.Random(seed)  # noqa: S311 - hypothesis chooses the seed
+    draw = random.Random(seed)
     keys = experiment_keys(draw, LLAMA, runtime)
     experiment = amp.load(keys)
     strategy = strategy_keys(draw, experiment)
     strategy.pop("bounds", None)
-    kinds = [{**strategy, "recompute": kind} for kind in experiment.traits.recompute if ":" not in kind]
+    kinds = [
+        {**strategy, "recompute": kind} for kind in experiment.traits.recompute if ":" not in kind
+    ]
     of_memory = []
     for gib in (memory_gib, 9999):
         for node in keys["cluster"]["nodes"]:
