@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Final, Protocol, Self
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
@@ -61,6 +61,10 @@ from amp_ray.strategies.strategy import Strategy, named
 from amp_ray.strategies.zero import AUTO_ZERO, Zero
 
 
+ENOUGH_BYTES: Final = int(1e16)
+"""Memory of a device that holds every model."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpacePlanner:
     """Plans candidates in the experiment's space; caches tables that candidates share."""
@@ -86,7 +90,7 @@ class SpacePlanner:
             recompute.
         """
         if isinstance(candidate, GroupsCandidate):
-            return [plan_stage_groups(self.device_groups, candidate)]
+            return [self._plan_groups(candidate)]
         refused = self.refuse(candidate)
         if refused is not None:
             return [Infeasible(candidate=candidate, reason=refused)]
@@ -105,6 +109,25 @@ class SpacePlanner:
     def device_groups(self) -> DeviceGroups:
         """Device groups that stages can use, shared by all candidates."""
         return DeviceGroups(cost_model=self.cost_model, effort=self.effort)
+
+    def _plan_groups(self, candidate: GroupsCandidate) -> Result:
+        """Plan stage groups; if nothing fits, estimate the plan that enough memory would have."""
+        plan = plan_stage_groups(self.device_groups, candidate)
+        if isinstance(plan, Infeasible) or plan.feasible:
+            return plan
+        roomy = plan_stage_groups(self._roomy_groups, candidate)
+        return self.cost_model.estimate(roomy.strategy) if isinstance(roomy, Estimate) else plan
+
+    @cached_property
+    def _roomy_groups(self) -> DeviceGroups:
+        """Device groups as if every device had enough memory."""
+        cluster = self.experiment.cluster
+        nodes = tuple(
+            replace(node, device=replace(node.device, memory_bytes=ENOUGH_BYTES))
+            for node in cluster.nodes
+        )
+        roomy = replace(self.experiment, cluster=replace(cluster, nodes=nodes))
+        return DeviceGroups(cost_model=CostModel(experiment=roomy), effort=self.effort)
 
     @property
     def cuts_sequences(self) -> bool:
