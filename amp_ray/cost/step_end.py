@@ -393,7 +393,7 @@ class StepEnds:
             if options.zero.stage == MOST_ZERO_STAGE:
                 held = self.weights(options.tp).by_layer
                 of_layers = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
-                largest_share = float(of_layers.max() / max(of_layers.sum(), 1.0))
+                largest_share = float(of_layers.max(initial=0.0) / max(of_layers.sum(), 1.0))
             besides.append(
                 Beside(
                     pp=pp,

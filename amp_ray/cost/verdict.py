@@ -8,7 +8,7 @@ from typing import Final
 
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.cost.estimate import Reason
+from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.units import GIB
@@ -104,6 +104,11 @@ class Judge:
         return (
             [Reason(kind=WITHOUT_PARAMETERS, detail=f"stage {', '.join(empty)}")] if empty else []
         )
+
+
+def would_fit(estimate: Estimate) -> bool:
+    """Return whether a strategy lacks nothing but memory, if anything."""
+    return all(reason.kind == OUT_OF_MEMORY for reason in estimate.reasons)
 
 
 def safe_memory_fraction(constants: Constants) -> float:

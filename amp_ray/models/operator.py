@@ -204,7 +204,7 @@ class Experts:
                 self._moves(sorts=1 if ep == self.num_experts else 2), PASSES, strict=True
             )
         )
-        held = self.num_experts // ep
+        held = max(1, self.num_experts // ep)  # a strategy with more ranks is priced, then refused
         return (
             *self._router(),
             dispatch,

@@ -128,7 +128,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
                 best,
                 experiment,
                 why=plainest_text(ranking),
-                num_ties=max(ranking.num_tied - 1, 0),
+                ties=_ties_text(ranking.num_tied - 1, or_more=ranking.may_have_more_ties),
             ),
             "figures": _figures(rows[0], best),
             **_run(source, best, experiment),
@@ -162,7 +162,7 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
             slim["tied"] = full["strategy"] in ties
         full = row(best, 1, experiment) | {"interval_s": recommended.get("interval_s")}
         record |= {
-            "lead": _lead(full, best, experiment, why="", num_ties=len(ties)),
+            "lead": _lead(full, best, experiment, why="", ties=_ties_text(len(ties))),
             "figures": _study_figures(full, best, recommended),
             **_run(source, best, experiment),
             **_best([best, *able], record["rows"], experiment, planner, names),
@@ -258,11 +258,12 @@ def _subtitle(experiment: Experiment, sizes: str) -> str:
 
 
 def _lead(
-    full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, why: str, num_ties: int
+    full: Mapping[str, Any], best: Estimate, experiment: Experiment, *, why: str, ties: str
 ) -> str:
     """Say in a sentence which plan to use, how fast it is, and how many are as good.
 
-    ``full`` is the plan's ROW, ``best`` its estimate, ``why`` the reason if it is not the fastest.
+    ``full`` is the plan's ROW, ``best`` its estimate, ``why`` the reason if it is not the fastest,
+    ``ties`` what `_ties_text` says.
     """
     is_gpu = not any(is_cpu(device.name) for device in experiment.cluster.device_types)
     rate = best.tokens_per_s_per_device
@@ -273,10 +274,16 @@ def _lead(
         speed += f", ±{full['interval_s'][1] / best.iteration_time_s - 1:.0%}".replace("%", " %")
     if is_risky(best):
         speed += f", with a risk of {best.failure_probability:.0%} to fail".replace("%", " %")
-    number = _NUMBERS[num_ties] if num_ties < len(_NUMBERS) else f"{num_ties} others"
-    ties = f"; {number} {'is' if num_ties == 1 else 'are'} as good" if num_ties else ""
     plan = with_idle(advised_text(full["strategy"]), full.get("idle_devices", {}))
-    return f"Use {plan}: {'; '.join(filter(None, (speed, why)))}{ties}."
+    return f"Use {plan}: {'; '.join(filter(None, (speed, why, ties)))}."
+
+
+def _ties_text(number: int, *, or_more: bool = False) -> str:
+    """Say how many other strategies are as good; "" if there is none."""
+    if number < 1:
+        return ""
+    words = _NUMBERS[number] if number < len(_NUMBERS) else f"{number} others"
+    return f"{'at least ' if or_more else ''}{words} {'is' if number == 1 else 'are'} as good"
 
 
 def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:

@@ -1,31 +1,29 @@
 """Texts for strategies and recommendations, shared by all outputs."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final
 
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_STAGE
 from amp_ray.units import GIGA, MEGA, counted, figure_text
 
-_NOTATION: Final[Mapping[Callable[[Strategy], bool], str]] = {
-    lambda strategy: any(stage.options.recompute.layers for stage in strategy.stages): (
-        "recompute full:2: in 2 of a stage's blocks"
+_NOTATION: Final[Mapping[str, str]] = {
+    r"recompute (full|selective):(\d+)": r"\g<0>: in \2 of a stage's blocks",
+    r"recompute (none|selective|full)\S*( x\d+)? (none|selective|full)[^,]*": (
+        r"\g<0>: stage by stage"
     ),
-    lambda strategy: len({stage.options.recompute for stage in strategy.stages}) > 1: (
-        "recompute full x2 none: stage by stage, full in two and none in the third"
-    ),
-    lambda strategy: ".." in cuts_text(strategy.given_bounds): "0 2 .. 8: 0 2 4 6 8",
-    lambda strategy: strategy.zero.shard_ranks > 0: "ZeRO 3/8: sharded over groups of 8 ranks",
-    lambda strategy: strategy.zero.keeps_weights: (
-        "ZeRO 3 kept: gathered weights stay until the backward pass"
-    ),
+    r" x(\d+)": r"x\1: \1 stages in a row",
+    r" \.\. ": "0 2 .. 8: 0 2 4 6 8",
+    r"ZeRO \d/(\d+)": r"\g<0>: sharded over groups of \1 ranks",
+    r"ZeRO \d\S* kept": r"\g<0>: gathered weights stay until the backward pass",
 }
-"""Explanations of short forms, and which strategies have them."""
+"""Short forms in the text of a row, as patterns, and how to explain what they match."""
 
 _MANY_BOUNDS: Final = 17
 """Largest number of bounds that are all listed."""
@@ -131,22 +129,50 @@ def cuts_text(bounds: Sequence[int]) -> str:
     return " ".join(words)
 
 
-def bounds_text(strategy: Strategy) -> str:
-    """List the bounds, after the number of chunks if a stage has several."""
-    chunks = f"{strategy.virtual_stages} chunks: " if strategy.is_interleaved else ""
-    return chunks + " ".join(map(str, strategy.given_bounds))
-
-
 def chosen_texts(strategy: Strategy, experiment: Experiment) -> list[str]:
     """List the choices of a strategy besides degrees and bounds, each as a text of its own."""
+    chosen = f"ZeRO {strategy.zero}" if experiment.zero_stage == AUTO_STAGE else ""
+    default = NO_RECOMPUTE if experiment.recompute.kind == "auto" else experiment.recompute
+    return _texts(strategy, chosen, default)
+
+
+def used_texts(strategy: Strategy) -> list[str]:
+    """List what a strategy uses besides degrees and bounds, each as a text of its own."""
+    return _texts(strategy, f"ZeRO {strategy.zero}" if strategy.zero.stage else "", NO_RECOMPUTE)
+
+
+def _texts(strategy: Strategy, zero: str, default: Recompute) -> list[str]:
     chunks = f"{strategy.virtual_stages} chunks per stage" if strategy.is_interleaved else ""
-    again = _recompute_text(strategy, experiment)
-    return list(filter(None, (chunks, _options_of_strategy(strategy, experiment), again)))
+    options = _options_text([stage.options for stage in strategy.stages])
+    return list(filter(None, (chunks, options, zero, _recompute_text(strategy, default))))
 
 
-def notation(strategies: Sequence[Strategy]) -> list[str]:
-    """List explanations of the short forms in the texts of some strategies."""
-    return [text for is_used, text in _NOTATION.items() if any(map(is_used, strategies))]
+COMMUNICATION: Final[Mapping[str, str]] = {
+    "tp": "tensor parallel communication",
+    "cp": "context parallel exchange",
+    "ep": "experts' exchange",
+}
+"""What the ranks of a layer send each other, by the degree that they need it for."""
+
+
+def communication(*strategies: Mapping[str, Any]) -> list[str]:
+    """List the degrees for which ranks of a layer of some STRATEGY objects talk to each other.
+
+    Example:
+        >>> communication({"tp": 1, "ep": 8}), communication({"tp": 2, "cp": 2}, {"tp": 1})
+        (['ep'], ['tp', 'cp'])
+    """
+    parts = [part for plan in strategies for part in (plan, *(plan.get("stages") or ()))]
+    return [key for key in COMMUNICATION if any((part.get(key) or 1) > 1 for part in parts)]
+
+
+def notation(texts: Sequence[str]) -> list[str]:
+    """List explanations of the short forms in the texts of some strategies, each once."""
+    found = {
+        pattern: next(filter(None, (re.search(pattern, text) for text in texts)), None)
+        for pattern in _NOTATION
+    }
+    return [match.expand(_NOTATION[pattern]) for pattern, match in found.items() if match]
 
 
 def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
@@ -191,13 +217,6 @@ def options_text(candidate: AnyCandidate) -> str:
     return "" if isinstance(candidate, GroupsCandidate) else _options_text([candidate.options])
 
 
-def _options_of_strategy(strategy: Strategy, experiment: Experiment) -> str:
-    """List the dimensions in use that have no column, and the choices of the search."""
-    text = _options_text([stage.options for stage in strategy.stages])
-    chosen = f"ZeRO {strategy.zero}" if experiment.zero_stage == AUTO_STAGE else ""
-    return ", ".join(filter(None, (text, chosen)))
-
-
 def _options_text(of_stages: Sequence[StageOptions]) -> str:
     """List the options of the stages that are not off; if stages differ, each list once."""
     dimensions = dict.fromkeys(tuple(options.others.items()) for options in of_stages)
@@ -214,14 +233,13 @@ def _dimension(chosen: tuple[str, object]) -> str:
     return words if value is True else f"{words} {value}"
 
 
-def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
-    """Describe the stages' recompute, unless it is the experiment's setting in all."""
+def _recompute_text(strategy: Strategy, default: Recompute) -> str:
+    """Describe the stages' recompute, unless it is the default in all."""
     if strategy.has_operators:
         runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
         counts = [str(sum(run.num_operators for run in of_stage)) for of_stage in runs]
         return f"operators recomputed {' '.join(counts)}"
     per_stage = [str(stage.options.recompute) for stage in strategy.stages]
-    default = NO_RECOMPUTE if experiment.recompute.kind == "auto" else experiment.recompute
     if set(per_stage) == {str(default)}:
         return ""
     if len(set(per_stage)) == 1:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from amp_ray.errors import printable
 from amp_ray.report.console import FIGURE, TEXT, Row, table
-from amp_ray.report.strategy_text import bounds_text, plan_text, strategy_text
+from amp_ray.report.strategy_text import plan_text, strategy_text, used_texts
 from amp_ray.runtime.study.result import (
     ENDINGS,
     MOST_TIES,
@@ -63,14 +63,16 @@ def describe(strategy: Strategy) -> str:
 
     Example:
         >>> from amp_ray.strategies.candidate import Candidate, StageOptions
-        >>> options = StageOptions(tp=2, dp=1)
+        >>> from amp_ray.strategies.recompute import FULL
+        >>> from amp_ray.strategies.zero import Zero
+        >>> options = StageOptions(tp=2, dp=2, zero=Zero(stage=1), recompute=FULL)
         >>> grid = Candidate(micro_batch_size=4, options=options, pp=2, num_micro_batches=8)
         >>> describe(Strategy.uniform(grid, (0, 5, 9)))
-        'tp 2 dp 1 pp 2 micro 4 bounds 0 5 9'
+        'tp 2 dp 2 pp 2 micro 4 cuts 0 5 9, ZeRO 1, recompute full'
     """
     tp, dp = strategy.tp or "*", strategy.dp or "*"
     head = f"tp {tp} dp {dp} pp {strategy.pp} micro {strategy.micro_batch_size}"
-    return f"{head} bounds {_bounds(strategy)}"
+    return f"{head} cuts {_cuts_and_options(strategy)}"
 
 
 def outcome_text(trial_record: TrialRecord) -> str:
@@ -127,15 +129,17 @@ def trials_table(
 
     drawn = [_row(trial, outcome, is_best=trial.number == best) for trial, outcome in rows]
     return table(
-        [*((name, FIGURE) for name in _COLUMNS), (last("bounds or reason"), TEXT)],
+        [*((name, FIGURE) for name in _COLUMNS), (last("cuts, options, or why not"), TEXT)],
         [Row((*row.cells[:-1], last(row.cells[-1])), row.style) for row in drawn],
         title=title,
         caption="times in seconds; slower by: measured against predicted",
     )
 
 
-def _bounds(strategy: Strategy) -> str:
-    return _shortened(bounds_text(strategy), _MAX_BOUNDS)
+def _cuts_and_options(strategy: Strategy) -> str:
+    """List the cuts of a strategy, shortened if they are many, and what else it uses."""
+    cuts = " ".join(map(str, strategy.given_bounds))
+    return ", ".join((_shortened(cuts, _MAX_BOUNDS), *used_texts(strategy)))
 
 
 def _shortened(text: str, length: int) -> str:
@@ -180,7 +184,7 @@ def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
     number = f"{'*' if is_best else ''}{trial.number}"
     head = [number, *degrees, figure_text(trial.predicted_s)]
     style = _BEST if is_best else None
-    remark = _bounds(plan)
+    remark = _cuts_and_options(plan)
     if trial.repeats is not None:
         remark += f"; repeats {trial.repeats}"
     if isinstance(outcome, Measured):

@@ -12,12 +12,14 @@ from rich.text import Text
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
-from amp_ray.cost.verdict import RISKY_PROBABILITY
+from amp_ray.cost.verdict import OUT_OF_MEMORY, RISKY_PROBABILITY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, phrase_lines, table
 from amp_ray.report.strategy_text import (
+    COMMUNICATION,
     chosen_texts,
+    communication,
     cuts_text,
     has_even_cuts,
     notation,
@@ -37,9 +39,10 @@ from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import GIB, counted, figure_text
 
+_COMM: Final = "tp\ncomm"
 _PARTS: Final = {
     "compute_s": "compute",
-    "tensor_parallel_s": "tp\ncomm",
+    "tensor_parallel_s": _COMM,
     "bubble_s": "bubble",
     "pipeline_p2p_s": "p2p",
     "gradient_sync_s": "sync",
@@ -116,7 +119,7 @@ class ResultsTable:
         num_speeds = sum(header not in {_MEMORY, _COST, self._risk} for header, *_cells in figures)
         columns = [*figures[:num_speeds], *(parts if is_whole else ()), *figures[num_speeds:]]
         num_able = sum(isinstance(result, Estimate) and result.feasible for result in self.results)
-        last = "bounds" if num_able == len(self.results) else "bounds, or why not"
+        last = "cuts, options" if num_able == len(self.results) else "cuts, options, or why not"
         settings = [(_two_lines(header), _settings(header)) for header, *_cells in columns]
         rows = [
             Row((*cells, "\n".join(self._last(result, max(room, 1)))), _style(result))
@@ -126,7 +129,12 @@ class ResultsTable:
         ]
         yield Text(self.title, style="italic")
         yield table([*settings, (_two_lines(last), TEXT)], rows, padding=padding)
-        yield from map(Text, self._legend(options.max_width))
+        headers = {header for header, *_cells in figures}
+        yield from map(Text, self._legend(options.max_width, has_mfu="MFU" in headers))
+        if parts and is_whole and self._communication[1:]:
+            yield Text(
+                f"layer comm: {', '.join(COMMUNICATION[key] for key in self._communication)}"
+            )
         if parts and not is_whole:
             yield Text("where the time goes: --wide")
 
@@ -164,7 +172,17 @@ class ResultsTable:
         """Return the columns of the breakdown; none for a cost model without one."""
         if not any(estimate.breakdown for estimate in self._estimates):
             return []
-        return [self._column(header, partial(_part, name)) for name, header in _PARTS.items()]
+        kinds = self._communication
+        comm = "layer\ncomm" if kinds[1:] else f"{kinds[0]}\ncomm" if kinds else _COMM
+        headers = {**_PARTS, "tensor_parallel_s": comm}
+        return [self._column(header, partial(_part, name)) for name, header in headers.items()]
+
+    @cached_property
+    def _communication(self) -> list[str]:
+        """The degrees for which ranks of a layer talk to each other in some row."""
+        options = (stage.options for one in self._estimates for stage in one.strategy.stages)
+        degrees = ("tp", "cp", "ep")
+        return communication(*({key: getattr(part, key) for key in degrees} for part in options))
 
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, after a failure's reason."""
@@ -180,15 +198,18 @@ class ResultsTable:
 
     def _plan_lines(self, result: Estimate, room: int) -> list[str]:
         """Return the cuts of a strategy, its choices and its places."""
-        marks = [self._marks[text] for text in result.warnings if text in self._marks]
-        cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
-        plan = ", ".join((cuts, *chosen_texts(result.strategy, self.experiment)))
         idle = idle_devices(result.strategy, self.experiment.cluster)
-        lines = phrase_lines(with_idle(plan, idle), room)
+        lines = phrase_lines(with_idle(self._plan_text(result), idle), room)
         if not self._has_places:
             return lines
         places = places_text(result.strategy, self.experiment.cluster)
         return lines + phrase_lines(f"on {places}" if result.strategy.is_uniform else places, room)
+
+    def _plan_text(self, result: Estimate) -> str:
+        """Return the cuts of a strategy with their marks, and its choices."""
+        marks = [self._marks[text] for text in result.warnings if text in self._marks]
+        cuts = "".join([self._cuts(result.strategy), *(f" ({mark})" for mark in marks)])
+        return ", ".join((cuts, *chosen_texts(result.strategy, self.experiment)))
 
     def _cuts(self, strategy: Strategy) -> str:
         """Return the bounds, or a word where stages have equal numbers of blocks."""
@@ -201,6 +222,12 @@ class ResultsTable:
     def _has_places(self) -> bool:
         """Return whether some strategy uses the devices in another order than listed."""
         return not all(is_in_order(estimate.strategy) for estimate in self._estimates)
+
+    @property
+    def _places(self) -> list[str]:
+        """Return the nodes of each row's stages, if they are shown."""
+        shown = self._estimates if self._has_places else []
+        return [places_text(estimate.strategy, self.experiment.cluster) for estimate in shown]
 
     @cached_property
     def _marks(self) -> dict[str, str]:
@@ -227,27 +254,33 @@ class ResultsTable:
         """Return the rows whose warnings are shown."""
         return [row for row in self._estimates if row.feasible] or self._estimates
 
-    def _legend(self, width: int) -> Iterator[str]:
+    def _legend(self, width: int, *, has_mfu: bool) -> Iterator[str]:
         """Explain the marks and the columns that are not self-explanatory."""
         operators = self.experiment.profile.operators
         cuts = {self._cuts(estimate.strategy) for estimate in self._estimates}
         if not cuts - {_WHOLE, _EVEN}:
             pass
         elif operators and any(estimate.strategy.has_operators for estimate in self._estimates):
-            yield f"bounds count operators of {operators.model}: {operators.num_operators} in all"
+            yield f"cuts count operators of {operators.model}: {operators.num_operators} in all"
         else:
             layers = layers_text(self.experiment.model)
-            yield from phrase_lines(f"bounds count layers: {layers}", width)
+            yield from phrase_lines(f"cuts count layers: {layers}", width)
         if _EVEN in cuts:
             yield f"{_EVEN}: stages have equal numbers of blocks"
-        strategies = [estimate.strategy for estimate in self._estimates]
-        yield from notation(strategies)
-        if any(map(_mfu, self._estimates)) and self.experiment.model.shape.is_causal:
+        yield from notation([*map(self._plan_text, self._estimates), *self._places])
+        if has_mfu and self.experiment.model.shape.is_causal:
             yield "MFU: causal attention counts by halves"
         if self._has_places:
-            yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
-        if not all(estimate.feasible for estimate in self._estimates):
-            yield "times of rows that do not fit: with enough memory, recompute as shown"
+            yield "below cuts: the nodes of each stage in turn"
+        too_large = [
+            estimate
+            for estimate in self._estimates
+            if any(reason.kind == OUT_OF_MEMORY for reason in estimate.reasons)
+        ]
+        if too_large:
+            again = any("recompute" in self._plan_text(estimate) for estimate in too_large)
+            shown = ", recompute as shown" if again else ""
+            yield f"times of rows that do not fit: with enough memory{shown}"
         if any(_is_split(result) for result in self.results):
             yield "split: samples of all dp ranks of a stage together, else of one replica"
         for warning, mark in self._marks.items():
@@ -292,7 +325,8 @@ def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) ->
 
 def _settings(header: str) -> Column:
     """Return the settings of a column of figures; columns of the breakdown are dim."""
-    return {**FIGURE, "style": "dim"} if header in _PARTS.values() else FIGURE
+    is_part = header in _PARTS.values() or header.endswith(_COMM.removeprefix("tp"))
+    return {**FIGURE, "style": "dim"} if is_part else FIGURE
 
 
 def _two_lines(header: str) -> str:
@@ -387,15 +421,19 @@ def _ties_text(ranking: Ranking) -> str:
     if not ranking.relative_error:
         what = "cost the same" if ranking.objective == "cost" else "take the same time"
         return f"= the first {num_tied} {what}"
-    return f"= the first {num_tied} are ties, closer than the model can tell apart"
+    number = (
+        f"at least the first {num_tied}" if ranking.may_have_more_ties else f"the first {num_tied}"
+    )
+    return f"= {number} are as good: closer than the model can tell apart"
 
 
 def _near_lines(ranking: Ranking) -> Iterator[str]:
     """Explain rows that are ordered by plainness instead of time."""
     near = ranking.results[: ranking.num_near]
     times_s = [result.iteration_time_s for result in near if isinstance(result, Estimate)]
-    if plainest_text(ranking):
-        yield f"# 1: {plainest_text(ranking)}, {figure_text(min(times_s))} s"
+    fastest = ranking.fastest
+    if fastest is not None and plainest_text(ranking):
+        yield f"# 1: {plainest_text(ranking)}, {figure_text(fastest.iteration_time_s)} s"
     elif times_s != sorted(times_s):
         percent = 100 * ranking.near_fraction
         yield f"the first {len(near)}, within {percent:.2g} % of the fastest: the plainest first"

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from amp_ray.calibration import Calibration, TrialRecord
 from amp_ray.report.console import FIGURE, TEXT, WORD, Row, phrase_lines, table
-from amp_ray.report.strategy_text import plan_text, with_idle
+from amp_ray.report.strategy_text import COMMUNICATION, communication, plan_text, with_idle
 from amp_ray.trials.doctor.findings import Finding, Level, only
 from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted, figure_text
 
@@ -55,7 +55,7 @@ def explanation_view(record: Record) -> RenderableType:
     plan = with_idle(plan_text(row["strategy"]), row.get("idle_devices", {}))
     title = f"{record['experiment']}, #{row['position']}: {plan}, {seconds} s"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(_shares(row))]
-    parts += ["", _stages(record["stages"])]
+    parts += ["", _stages(record["stages"], communication(row["strategy"]))]
     parts += map(Text, _bottleneck(record["stages"], row["memory_bytes"]))
     parts += ["", *map(Text, _links(record["links"]))]
     if record["other"] is not None:
@@ -68,13 +68,16 @@ def explanation_view(record: Record) -> RenderableType:
 def _shares(row: Record) -> str:
     total_s, parts = row["iteration_time_s"], row["breakdown_s"] or {}
     shares = sorted(((value / total_s, name) for name, value in parts.items()), reverse=True)
-    words = [f"{_words(name)} {share:.0%}" for share, name in shares if share >= _LEAST_SHARE]
+    kinds = communication(row["strategy"])
+    words = [
+        f"{_words(name, kinds)} {share:.0%}" for share, name in shares if share >= _LEAST_SHARE
+    ]
     return f"where the time goes: {', '.join(words)}"
 
 
-def _stages(stages: Sequence[Record]) -> Table:
+def _stages(stages: Sequence[Record], kinds: Sequence[str]) -> Table:
     passes = {"forward ms": "forward_s", "backward ms": "backward_s"}
-    passes |= {"of it tp ms": "tensor_parallel_s"}
+    passes |= {f"of it {' + '.join(kinds) or 'tp'} ms": "tensor_parallel_s"}
     if "forward_s" not in stages[0]:
         passes = {}
     texts = [(name, TEXT) for name in ("stage", "layers", "nodes")]
@@ -139,7 +142,10 @@ def _other(other: Record, row: Record) -> Iterator[str]:
     )
     least_s = _LEAST_SHARE * row["iteration_time_s"]
     large = sorted(seconds.items(), key=lambda entry: -abs(entry[1]))
-    words = [f"{_words(name)} {value:+.3g} s" for name, value in large if abs(value) >= least_s]
+    kinds = communication(row["strategy"], its["strategy"])
+    words = [
+        f"{_words(name, kinds)} {value:+.3g} s" for name, value in large if abs(value) >= least_s
+    ]
     yield f"  {', '.join(words) or 'every part is about the same'}"
 
 
@@ -159,8 +165,10 @@ def _advice_row(change: Record) -> Row:
     return Row((change["what"], gain, f"{plan}\n{sets}"), None if helps else "dim")
 
 
-def _words(part: str) -> str:
-    names = {"tensor_parallel": "tensor parallel communication", "pipeline_p2p": "p2p"}
+def _words(part: str, kinds: Sequence[str]) -> str:
+    """Name a part of the time; ``kinds`` is what `communication` returns for the plans."""
+    layers = " and ".join(COMMUNICATION[kind] for kind in kinds or ("tp",))
+    names = {"tensor_parallel": layers, "pipeline_p2p": "p2p"}
     return names.get(part, part.replace("_", " "))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Final, Protocol, Self
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
@@ -36,6 +36,7 @@ from amp_ray.search.space import (
     candidates_of,
     group_zero_choices,
     has_groups,
+    may_be_group,
     optional_candidates,
     recompute_choices,
     uniform_candidates,
@@ -58,6 +59,10 @@ from amp_ray.strategies.candidate import (
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, named
 from amp_ray.strategies.zero import AUTO_ZERO, Zero
+
+
+ENOUGH_BYTES: Final = int(1e16)
+"""Memory of a device that holds every model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,18 +90,18 @@ class SpacePlanner:
             recompute.
         """
         if isinstance(candidate, GroupsCandidate):
-            return [plan_stage_groups(self.device_groups, candidate)]
+            return [self._plan_groups(candidate)]
         refused = self.refuse(candidate)
         if refused is not None:
             return [Infeasible(candidate=candidate, reason=refused)]
-        if self.experiment.space != "uniform":
+        if self.experiment.space != "uniform" and may_be_group(candidate.options):
             start = self._simple(candidate)[0] if has_groups(self.experiment) else None
             return plan_placements(self.cost_model, candidate, start, self.effort)
         plans = plan_listed(self.cost_model, candidate, self.effort)
         if not self.cuts_sequences:
             return plans
         costs = self.cost_model.costs(candidate)
-        bounds = best_bounds(self.experiment, costs, self.effort)
+        bounds = best_bounds(self.experiment, costs)
         sliced = plan_slices(self.cost_model, candidate, costs, bounds, self.effort)
         return sorted([*plans, *filter(None, [sliced])], key=leader_order)
 
@@ -104,6 +109,25 @@ class SpacePlanner:
     def device_groups(self) -> DeviceGroups:
         """Device groups that stages can use, shared by all candidates."""
         return DeviceGroups(cost_model=self.cost_model, effort=self.effort)
+
+    def _plan_groups(self, candidate: GroupsCandidate) -> Result:
+        """Plan stage groups; if nothing fits, estimate the plan that enough memory would have."""
+        plan = plan_stage_groups(self.device_groups, candidate)
+        if isinstance(plan, Infeasible) or plan.feasible:
+            return plan
+        roomy = plan_stage_groups(self._roomy_groups, candidate)
+        return self.cost_model.estimate(roomy.strategy) if isinstance(roomy, Estimate) else plan
+
+    @cached_property
+    def _roomy_groups(self) -> DeviceGroups:
+        """Device groups as if every device had enough memory."""
+        cluster = self.experiment.cluster
+        nodes = tuple(
+            replace(node, device=replace(node.device, memory_bytes=ENOUGH_BYTES))
+            for node in cluster.nodes
+        )
+        roomy = replace(self.experiment, cluster=replace(cluster, nodes=nodes))
+        return DeviceGroups(cost_model=CostModel(experiment=roomy), effort=self.effort)
 
     @property
     def cuts_sequences(self) -> bool:
@@ -175,10 +199,10 @@ class SpacePlanner:
             return undivided
         no_grid = traits.why_no_grid(candidate.options.tp, candidate.pp)
         if no_grid is not None:
-            return Reason(kind="degree that the runtime does not have", detail=no_grid)
+            return Reason(kind="degree that this runtime does not have", detail=no_grid)
         no_zero = traits.why_no_zero(candidate.options.zero, candidate.pp)
         if no_zero is not None:
-            return Reason(kind="ZeRO stage that the runtime cannot run so", detail=no_zero)
+            return Reason(kind=_zero_refusal(candidate), detail=no_zero)
         if candidate.pp > model.num_layers:
             detail = f"pp {candidate.pp}, {model.num_layers} layers"
             return Reason(kind="more stages than layers", detail=detail)
@@ -278,12 +302,15 @@ class ChooseZero:
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan over all ZeRO settings.
 
-        Skip settings whose lower bound exceeds the best safe plan so far. The first setting is
-        always planned, to show how much memory an infeasible candidate lacks.
+        Skip settings whose lower bound exceeds the best safe plan so far. If no setting fits, plan
+        the one that enough memory would have.
         """
         if candidate.options.zero != AUTO_ZERO:
             return self.inner.plan(candidate)
         choices = self.choices(candidate)
+        refused = self._refuse(candidate, choices)
+        if refused is not None:
+            return Infeasible(candidate=candidate, reason=refused)
         bounds: dict[AnyCandidate, float] = {
             choice: self.space.least_s(choice, math.inf) if isinstance(choice, Candidate) else 0.0
             for choice in choices
@@ -292,13 +319,18 @@ class ChooseZero:
         results: list[Result] = []
         limit_s = math.inf
         for choice in choices:
-            if results and (bounds[choice] > limit_s or bounds[choice] == math.inf):
+            if bounds[choice] > limit_s or bounds[choice] == math.inf:
                 continue
             result = self.inner.plan(choice)
             results.append(result)
             if isinstance(result, Estimate) and result.feasible and not is_risky(result):
                 limit_s = min(limit_s, result.iteration_time_s)
         plans = [result for result in results if isinstance(result, Estimate)]
+        too_large = [choice for choice in choices if bounds[choice] == math.inf]
+        if too_large and not any(plan.feasible for plan in plans):
+            result = self.inner.plan(min(too_large, key=self._without_limits_s))
+            results.append(result)
+            plans += [result] if isinstance(result, Estimate) else []
         if not plans:
             first = results[0]
             assert isinstance(first, Infeasible)
@@ -316,6 +348,23 @@ class ChooseZero:
         else:
             choices = group_zero_choices(self.space.experiment)
         return [with_zero(candidate, zero) for zero in choices]
+
+    def _refuse(self, candidate: AnyCandidate, choices: Sequence[AnyCandidate]) -> Reason | None:
+        """Return why a candidate has no strategy with any of its ZeRO settings, or None."""
+        traits, shard_ranks = self.space.experiment.traits, self.space.experiment.shard_ranks
+        if isinstance(candidate, Candidate):
+            zero = choices[0].options.zero if choices else Zero(stage=traits.min_zero_stage)
+            if (refused := self.space.refuse(with_zero(candidate, zero))) is not None:
+                return refused
+        if choices:
+            return None
+        detail = f"shard_ranks {shard_ranks}, dp {candidate.options.dp}"
+        return Reason(kind="shard_ranks do not divide dp", detail=detail)
+
+    def _without_limits_s(self, candidate: AnyCandidate) -> float:
+        """Return the time of a candidate that does not fit, with enough memory."""
+        assert isinstance(candidate, Candidate), "only grids have an infinite bound"
+        return self.space.expected_s(candidate)
 
     def with_least_memory(self, candidate: Candidate) -> Candidate:
         """Return the candidate with the most sharding and recompute, where these are open."""
@@ -348,6 +397,13 @@ class ChooseZero:
             return self.space.expected_s(candidate)
         choices = self.choices(candidate)[: None if candidate.pp == 1 else 1]
         return min(map(self.space.expected_s, choices))
+
+
+def _zero_refusal(candidate: Candidate) -> str:
+    stage = candidate.options.zero.stage
+    if candidate.pp > 1:
+        return f"this runtime cannot combine ZeRO-{stage} with a pipeline"
+    return f"this runtime cannot use ZeRO-{stage}"
 
 
 def _num_sharded(candidate: Candidate) -> tuple[int, bool, int]:

@@ -31,38 +31,32 @@ _MOST_SCALES: Final = 24
 
 
 def best_bounds(
-    experiment: Experiment,
-    costs: StageCosts,
-    effort: SearchEffort = EFFORT,
-    *,
-    memory_scale: float = 1.0,
+    experiment: Experiment, costs: StageCosts, *, memory_scale: float = 1.0
 ) -> tuple[int, ...]:
     """Return the best cuts by the closed form that fit the memory.
 
     Args:
         experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
         costs: Times and memory of the stages.
-        effort: Limits of the search.
         memory_scale: Every device's memory is multiplied by it.
 
     Returns:
-        Bounds; if nothing fits, good ones that ignore the limits.
+        Bounds; if nothing fits, those that enough memory would have.
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
     if costs.stages.pp == 1:
         return 0, experiment.model.num_layers
     latest = latest_starts(experiment, costs.stages)
-    times, cuts, bottlenecks = _stage_rows(costs, experiment.traits)
+    rows = _stage_rows(costs, experiment.traits)
     starts = costs.memory.earliest_starts(memory_scale)
-    programme = laid_out_chain(times, cuts, bottlenecks, starts, latest)
     num_micro_batches = costs.stages.num_micro_batches * costs.stages.virtual_stages
-    if (bounds := best_chain(programme, num_micro_batches)) is not None:
-        return bounds
-    problem = partition_problem(costs, experiment.traits, latest, memory_scale)
-    partition = without_limits(problem, effort)
-    assert partition is not None, "without limits every chain with enough layers has a partition"
-    return partition.bounds
+    anywhere = np.zeros_like(starts)
+    for limits in ((starts, latest), (anywhere, latest), (anywhere, NO_LIMIT)):
+        bounds = best_chain(laid_out_chain(*rows, *limits), num_micro_batches)
+        if bounds is not None:
+            return bounds
+    raise AssertionError("without limits every chain with enough layers has a partition")
 
 
 def without_limits(

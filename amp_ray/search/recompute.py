@@ -36,7 +36,6 @@ from amp_ray.search.cuts import (
     fitting_bounds,
     latest_starts,
     partition_problem,
-    roomiest_bounds,
 )
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.space import recompute_choices
@@ -60,8 +59,8 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
 
     Returns:
         Estimate of the safe strategy with the least closed form; if none is safe, of the one that
-        fits. If none fits, of the one that recomputes all blocks, with the cuts that need the least
-        memory.
+        fits. If none fits, of the one that recomputes all blocks, with the cuts that enough memory
+        would have.
     """
     experiment = cost_model.experiment
     whole = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
@@ -72,7 +71,7 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
         fitting += choose(search, strategy)
         if not all(map(is_risky, fitting)):
             break
-    return min(fitting, key=leader_order) if fitting else _roomiest(whole, strategy)
+    return min(fitting, key=leader_order) if fitting else _without_limits(whole, strategy)
 
 
 def with_least_recompute(
@@ -505,11 +504,11 @@ def _canonical(cost_model: CostModel, recompute: Recompute, bounds: Sequence[int
     )
 
 
-def _roomiest(search: RecomputeSearch, strategy: Strategy) -> Estimate:
-    """Estimate a strategy with full recompute and the cuts that need the least memory."""
+def _without_limits(search: RecomputeSearch, strategy: Strategy) -> Estimate:
+    """Estimate a strategy with full recompute and the cuts that enough memory would have."""
     experiment = search.cost_model.experiment
     whole = recompute_choices(experiment)[-1].whole
     costs = search.costs(whole)
-    bounds = roomiest_bounds(experiment, costs) or best_bounds(experiment, costs)
+    bounds = best_bounds(experiment, costs, memory_scale=math.inf)
     applied = _applied(strategy, bounds, [whole] * len(strategy.stages))
     return search.cost_model.estimate_from(costs, applied)

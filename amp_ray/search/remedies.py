@@ -6,6 +6,7 @@ a search. If no single change is enough, changes are added up, the one that save
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate, Remedy
@@ -15,8 +16,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
 from amp_ray.runtimes.traits import Formats
 from amp_ray.search.cuts import best_bounds
-from amp_ray.search.effort import EFFORT
-from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import KINDS, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy, candidate_of
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
@@ -24,7 +24,7 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
 _MOST_TOGETHER: Final = 3  # changes that are added up
 _MOST_SHOWN: Final = 4  # remedies of a strategy
 _DOUBLED: Final = 2
-_DEGREES: Final = ("tp", "cp", "pp", "dp")
+_DEGREES: Final = ("tp", "cp", "pp", "dp", "ep")
 
 _Recipe = tuple[Experiment, Strategy]
 
@@ -65,10 +65,12 @@ class Remedies:
 
     @staticmethod
     def _is_too_large(estimate: Estimate) -> bool:
+        strategy = estimate.strategy
         return (
             [reason.kind for reason in estimate.reasons] == [OUT_OF_MEMORY]
-            and estimate.strategy.is_uniform
-            and not (estimate.strategy.is_sliced or estimate.strategy.has_operators)
+            and not (strategy.is_sliced or strategy.has_operators)
+            and strategy.is_uniform
+            and _alike(strategy).options is not None
         )
 
     @memoised
@@ -117,38 +119,67 @@ class Remedies:
     def _degrees(
         self, experiment: Experiment, candidate: Candidate
     ) -> Iterator[tuple[str, _Recipe]]:
-        """Yield twice the tp, pp or cp on the same devices, of half the replicas or half the tp."""
-        options, shape, traits = candidate.options, experiment.model.shape, experiment.traits
+        """Yield twice the tp, cp or pp on the same devices, with half the replicas."""
+        options, models = candidate.options, self._models(experiment)
         if options.dp % _DOUBLED or experiment.profile.is_measured:
             return
-        halved = replace(options, dp=options.dp // _DOUBLED)
-        tp, cp, pp = (_DOUBLED * degree for degree in (options.tp, options.cp, candidate.pp))
-        slots = min(node.num_slots for node in experiment.cluster.nodes)
-        fits_heads = not (shape.num_heads % tp or shape.num_key_value_heads % tp)
-        wider: list[tuple[str, Candidate]] = []
-        if tp <= slots and fits_heads and not options.spreads_experts:
-            kept = options.sequence_parallel or experiment.sequence_parallel
-            changed = experiment.stage_options(
-                tp, halved.dp, zero=halved.zero, recompute=halved.recompute, cp=halved.cp,
-                sequence_parallel=kept and shape.divides_tokens(tp * options.cp),
-            )  # fmt: skip
-            wider.append((f"tp {tp}, dp {halved.dp}", replace(candidate, options=changed)))
-        if traits.why_no_context(cp) is None and shape.divides_context(cp):
-            changed = replace(halved, cp=cp)
-            wider.append((f"cp {cp}, dp {halved.dp}", replace(candidate, options=changed)))
-        if len(experiment.model.indices("block")) >= pp * candidate.virtual_stages:
-            wider.append((f"pp {pp}, dp {halved.dp}", replace(candidate, options=halved, pp=pp)))
-        for name, grown in wider:
-            more = replace(grown, num_micro_batches=candidate.num_micro_batches * _DOUBLED)
-            refused = (
-                traits.why_not([more.options])
-                or traits.why_no_grid(more.options.tp, more.pp)
-                or traits.why_no_zero(more.options.zero, more.pp)
+        for degree in _DEGREES[:3]:
+            grown = replace(
+                candidate,
+                options=_regrouped(experiment, options, degree),
+                pp=candidate.pp * (_DOUBLED if degree == "pp" else 1),
+                num_micro_batches=candidate.num_micro_batches * _DOUBLED,
             )
-            if refused is None:
-                costs = self._models(experiment).costs(more)
-                bounds = best_bounds(experiment, costs, EFFORT)
-                yield name, (experiment, Strategy.uniform(more, bounds))
+            if _has(experiment, grown):
+                degrees = {**grown.options.degrees, "pp": grown.pp}
+                experts = f", ep {grown.options.ep}" if grown.options.ep != options.ep else ""
+                strategy = Strategy.uniform(grown, best_bounds(experiment, models.costs(grown)))
+                name = f"{degree} {degrees[degree]}, dp {degrees['dp']}{experts}"
+                yield name, (experiment, strategy)
+
+
+def _has(experiment: Experiment, candidate: Candidate) -> bool:
+    """Return whether the runtime can run a candidate, and model and nodes divide by its degrees."""
+    shape, traits, options = experiment.model.shape, experiment.traits, candidate.options
+    num_blocks, divided = experiment.model.block_counts[-1], [shape.num_heads]
+    divided += [shape.num_key_value_heads, *(node.num_slots for node in experiment.cluster.nodes)]
+    refused = (
+        traits.why_not([options])
+        or traits.why_no_grid(options.tp, candidate.pp)
+        or traits.why_no_zero(options.zero, candidate.pp)
+    )
+    is_even = traits.partition == "even-blocks"
+    return (
+        refused is None
+        and not any(number % options.tp for number in divided)
+        and shape.divides_context(options.cp)
+        and num_blocks >= candidate.num_chunks
+        and not (is_even and num_blocks % candidate.num_chunks)
+    )
+
+
+def _regrouped(experiment: Experiment, options: StageOptions, degree: str) -> StageOptions:
+    """Return options with half the dp and twice the tp or cp; with half the dp alone for pp.
+
+    Experts are spread over as many ranks as before, or over the most that are left.
+    """
+    dp = options.dp // _DOUBLED
+    tp, cp = (getattr(options, name) * (_DOUBLED if degree == name else 1) for name in ("tp", "cp"))
+    etp = 1 if options.ep > 1 and options.tp == 1 < tp else options.etp
+    zero = options.zero
+    if dp * cp % (zero.shard_ranks or 1):
+        zero = replace(zero, shard_ranks=0)
+    divides = options.sequence_parallel or (degree == "tp" and bool(experiment.sequence_parallel))
+    return replace(
+        options,
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        ep=gcd(options.ep, tp * cp * dp // (etp or tp)),
+        etp=etp,
+        zero=zero,
+        sequence_parallel=divides and experiment.model.shape.divides_tokens(tp * cp),
+    )
 
 
 def _together(names: Sequence[str]) -> str:

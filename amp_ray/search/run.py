@@ -52,7 +52,8 @@ def run_search(
     ranking = _with_variants(experiment, choice, ranking)
     if candidates.are_whole_space:
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
-    return planner, plainest_first(ranking)
+    has_experts = experiment.model.shape.num_experts > 1
+    return planner, plainest_first(ranking, has_experts=has_experts)
 
 
 def _first_rows(

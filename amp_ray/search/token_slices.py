@@ -259,7 +259,7 @@ class _Search:
             stages=replace(stages, num_micro_batches=number),
             memory=self.costs.memory.sliced(largest_share(token_slices)),
         )
-        return best_bounds(self.cost_model.experiment, costs, self.effort)
+        return best_bounds(self.cost_model.experiment, costs)
 
     def _tables(self, bounds: tuple[int, ...]) -> SliceTables:
         """Return the times of the micro-batch's slices on the slowest stage.

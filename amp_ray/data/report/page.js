@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const GIB = 2 ** 30;
 const PARTS = ["compute", "tensor_parallel", "bubble", "pipeline_p2p", "gradient_sync", "optimizer", "other"];
-const NAMES = { tensor_parallel: "tp communication", pipeline_p2p: "p2p", gradient_sync: "gradient sync" };
+const NAMES = { tensor_parallel: "communication within layers", pipeline_p2p: "p2p", gradient_sync: "gradient sync" };
 const COLOURS = ["#4c78a8", "#f2a33a", "#b9c0cb", "#c9574f", "#72b7b2", "#57a05a", "#a97bb5"];
 const STAGES = ["#9ecae9", "#ffbf79", "#88d27a", "#f2a6a0", "#d6b4e8", "#83d1cb", "#f6e27a", "#c9c9c9"];
 const dark = matchMedia("(prefers-color-scheme: dark)");

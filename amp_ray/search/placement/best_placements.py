@@ -19,10 +19,9 @@ import numpy as np
 from amp_ray.arrays import IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.verdict import safe_memory_fraction
+from amp_ray.cost.verdict import safe_memory_fraction, would_fit
 from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
 from amp_ray.partition.caps import BestFirst
-from amp_ray.search.cuts import without_limits
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import (
     Chains,
@@ -65,7 +64,7 @@ def plan_placements(
     Returns:
         The best estimate, and perhaps a worse one with other devices or cuts: if some plans are
         likely to run out of memory, the search is repeated for the memory that safe ones may need.
-        If nothing fits, the first would be best without memory limits. In space `heterogeneous`
+        If nothing fits, it is the one that enough memory would have. In space `heterogeneous`
         they have no lower bound, since all plans are compared by simulated time, which may be less
         than the closed form.
     """
@@ -113,7 +112,10 @@ def _best_and_safe(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[E
 
 
 def _placed(chains: Chains, built: BuiltProblem | None, start: Estimate | None) -> Estimate:
-    """Return the best estimate with the chains' part of the memory; see `plan_placements`."""
+    """Return the best estimate with the chains' part of the memory; see `plan_placements`.
+
+    If nothing fits, it is the one that enough memory would have.
+    """
     cost_model, effort = chains.cost_model, chains.effort
     starts = () if start is None else (start.strategy.placement,)
     solution = solve_chains(chains, built, starts)
@@ -121,7 +123,11 @@ def _placed(chains: Chains, built: BuiltProblem | None, start: Estimate | None) 
     for leader in solution.leaders:
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
-    best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
+    estimates = map(chains.estimate, leaders.values())
+    best = min(estimates, key=lambda one: (not would_fit(one), *leader_order(one)))
+    if not best.feasible and chains.memory_scale < math.inf:
+        roomy = replace(chains, memory_scale=math.inf)
+        return replace(_placed(roomy, built, start), lower_bound_s=None)
     experiment = cost_model.experiment
     if has_groups(experiment):  # stage groups are searched too
         bound_s = solution.lower_bound_s if experiment.space == "operator" else None
@@ -202,9 +208,7 @@ def solve_chains(
     )
     search.run()
     if not search.placements and not feasible:
-        solution = without_limits(problem.problem, effort)
-        roomy = () if solution is None else (_strategy(problem, solution),)
-        return PlacementSolution(leaders=(*roomy, *seeds))
+        return PlacementSolution(leaders=tuple(seeds))
     best = sorted(search.placements, key=lambda placed: (placed.value_s, placed.step_end_s))
     leaders = [_strategy(problem, placed) for placed in best[: effort.max_leaders]]
     bound_s = search.lower_bound_s if built.scope.is_whole else None

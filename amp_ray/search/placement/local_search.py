@@ -14,6 +14,7 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.verdict import would_fit
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import objective
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
@@ -146,7 +147,6 @@ class Chains:
             bounds = best_bounds(
                 self.cost_model.experiment,
                 self._costs_on(placement),
-                self.effort,
                 memory_scale=self.memory_scale,
             )
             self._chains[placement] = Strategy.uniform(self.candidate, bounds, placement)
@@ -168,7 +168,7 @@ class Chains:
     def fits(self, strategy: Strategy) -> bool:
         """Return whether a strategy of the candidate can run with this part of the memory."""
         estimate = self.estimate(strategy)
-        return estimate.feasible and estimate.memory_share <= self.memory_scale
+        return would_fit(estimate) and estimate.memory_share <= self.memory_scale
 
     def may_take(self, strategy: Strategy, limit_s: float) -> bool:
         """Return False only if a strategy certainly takes longer than a limit."""
@@ -223,7 +223,7 @@ def climb(
 
     Args:
         cost_model: Cost model of the experiment.
-        start: Returned unchanged if it cannot run.
+        start: Returned unchanged if it lacks more than memory.
         most_stages: Limit on simulated stages, summed over all cuts.
         counts: Whether a plan may take the place of a slower one; by default one that fits may,
             unless it is likelier to run out of memory.
@@ -232,7 +232,7 @@ def climb(
     Returns:
         An estimate on the same devices, never slower.
     """
-    if not start.feasible or cost_model.experiment.traits.partition == "even-blocks":
+    if not would_fit(start) or cost_model.experiment.traits.partition == "even-blocks":
         return start
     costs = cost_model.stage_costs(PlacedStages.of_strategy(start.strategy))
     best, seen = start, {start.strategy.bounds}
@@ -250,7 +250,7 @@ def climb(
             if not cost_model.may_take(costs, bounds, higher.iteration_time_s):
                 continue
             estimate = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
-            able = speed(estimate) < speed(higher)
+            able = would_fit(estimate) and speed(estimate) < speed(higher)
             if counts is not None:
                 able = counts(estimate) and speed(estimate)[1] < speed(higher)[1]
             if able:
@@ -389,14 +389,14 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
 
     Args:
         chains: Chains of the candidate.
-        start: Returned unchanged if it cannot run, or no weight is tied.
+        start: Returned unchanged if it lacks more than memory, or no weight is tied.
 
     Returns:
         An estimate with the same cuts and the same devices in every stage, never slower.
     """
     candidate = chains.candidate
     tied = chains.cost_model.weights(candidate.options.tp).tied
-    if not start.feasible or tied is None or 1 in (candidate.options.dp, candidate.pp):
+    if not would_fit(start) or tied is None or 1 in (candidate.options.dp, candidate.pp):
         return start
     best, remaining = start, chains.effort.max_swaps
     improved = True
@@ -405,7 +405,7 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
         for placement in islice(_swapped(chains, best.strategy.placement), remaining):
             remaining -= 1
             estimate = chains.estimate(Strategy.uniform(candidate, best.strategy.bounds, placement))
-            if estimate.feasible and estimate.iteration_time_s < best.iteration_time_s:
+            if would_fit(estimate) and estimate.iteration_time_s < best.iteration_time_s:
                 best, improved = estimate, True
                 break
     return best

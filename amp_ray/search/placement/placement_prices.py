@@ -237,7 +237,8 @@ class Prices:
         """Return stages in a row on the first devices of nodes."""
         first = _first_devices(self.cost_model.topology)
         grid = np.repeat(first[np.array(stage_nodes)], self.candidate.options.tp)
-        return PlacedStages.of_candidate(replace(self.candidate, pp=len(stage_nodes)), grid)
+        candidate = replace(self.candidate, pp=len(stage_nodes), virtual_stages=1)
+        return PlacedStages.of_candidate(candidate, grid)
 
     def _step_end(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
         """Return the seconds of the step end on some nodes: fixed, and per parameter."""

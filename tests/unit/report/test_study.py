@@ -387,7 +387,7 @@ def test_degrees_that_differ_between_stages_are_stars() -> None:
         Stage(first_layer=5, end_layer=9, options=StageOptions(tp=1, dp=2), shares=(1, 1)),
     )
     mixed = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2, 3))
-    assert describe(mixed) == "tp * dp * pp 2 micro 2 bounds 0 5 9"
+    assert describe(mixed) == "tp * dp * pp 2 micro 2 cuts 0 5 9"
     row = row_of(drawn((replace(TRIAL, strategy=mixed), measured(1.2))), "3")
     assert row[1:5] == ["*", "*", "2", "2"]
 

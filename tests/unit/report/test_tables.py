@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console, RenderableType
 
-from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.report import console as consoles
 from amp_ray.report.tables import ResultsTable, is_in_order, layers_text, places_text, ranking_table
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
@@ -19,7 +19,7 @@ from amp_ray.strategies.zero import AUTO_STAGE, Zero
 from support.experiments import small_experiment
 
 SMALL = small_experiment()
-ANSWER = ("#", "tp", "dp", "pp", "batch", "s/iter", "GiB", "risk", "bounds")
+ANSWER = ("#", "tp", "dp", "pp", "batch", "s/iter", "GiB", "risk", "cuts")
 BREAKDOWN = ("compute", "comm", "bubble", "p2p", "sync", "optim", "other")
 
 
@@ -117,8 +117,11 @@ def test_bounds_and_places_are_whole_and_break_between_numbers_and_stages() -> N
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (StageOptions(tp=1, dp=4, recompute=Recompute(kind="full", layers=2)), "2 of a stage's"),
-        (StageOptions(tp=1, dp=4, zero=Zero(stage=3, shard_ranks=2)), "over groups of 8 ranks"),
+        (StageOptions(tp=1, dp=4, recompute=Recompute(kind="full", layers=5)), "5 of a stage's"),
+        (
+            StageOptions(tp=1, dp=4, zero=Zero(stage=3, shard_ranks=2)),
+            "ZeRO 3/2: sharded over groups of 2 ranks",
+        ),
         (StageOptions(tp=1, dp=4, zero=Zero(stage=3, keeps_weights=True)), "until the backward"),
     ],
 )
@@ -126,8 +129,26 @@ def test_short_forms_are_explained_where_they_stand(options: StageOptions, text:
     plain = bare(1.0)
     grid = Candidate(options=options, pp=1, micro_batch_size=1, num_micro_batches=2)
     short = replace(plain, strategy=Strategy.uniform(grid, (0, 9)))
-    assert text in drawn(table(short))
+    chosen = replace(SMALL, zero_stage=AUTO_STAGE)
+    assert text in drawn(ResultsTable(results=(short,), experiment=chosen, title=""))
     assert text not in drawn(table(plain))
+    # What a row does not say needs no explanation
+    if options.zero.stage:
+        assert text not in drawn(table(short))
+
+
+def test_what_ranks_of_a_layer_send_is_named_after_the_degrees_that_need_it() -> None:
+    def with_options(**degrees: int) -> Estimate:
+        grid = Candidate(
+            options=StageOptions(dp=4, **degrees), pp=1, micro_batch_size=1, num_micro_batches=2
+        )
+        return replace(bare(1.0), strategy=Strategy.uniform(grid, (0, 9)), breakdown=Breakdown())
+
+    plain, experts, wide = with_options(tp=1), with_options(tp=1, ep=2), with_options(tp=2)
+    assert " tp " in drawn(table(plain)).splitlines()[1]
+    assert " ep " in drawn(table(plain, experts)).splitlines()[1]
+    text = drawn(table(wide, experts))
+    assert "layer comm: tensor parallel communication, experts' exchange\n" in text
 
 
 def test_many_bounds_in_equal_steps_are_named_by_their_ends() -> None:
@@ -162,7 +183,9 @@ def test_ties_are_marked_and_explained() -> None:
     text = shown(tied)
     assert "=2" in text
     assert "=3" not in text
-    assert "= the first 2 are ties, closer than the model can tell apart\n" in text
+    assert "= the first 2 are as good: closer than the model can tell apart\n" in text
+    partly = replace(tied, num_compared=2)
+    assert "= at least the first 2 are as good: " in shown(partly)
 
 
 def test_a_first_row_that_is_not_the_fastest_is_explained() -> None:
@@ -244,7 +267,9 @@ def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() 
     assert "on node1, node0" in drawn(table(turned))
     both = drawn(table(turned, plain))
     assert "on node0 x2" in both
-    assert "below bounds: the nodes of each stage in turn; x4 stands for four stages\n" in both
+    assert "below cuts: the nodes of each stage in turn\n" in both
+    assert "x2: 2 stages in a row\n" in both
+    assert "in a row" not in drawn(table(turned))
 
 
 def test_a_micro_batch_that_is_shared_out_is_told_from_one_of_a_replica() -> None:
@@ -289,7 +314,7 @@ def test_what_ranks_share_out_is_told_where_the_search_chose_it() -> None:
 def test_the_layers_that_bounds_count_are_named() -> None:
     text = "0 embedding, 1-6 block, 7 final-norm, 8 head"
     assert layers_text(SMALL.model) == text
-    assert f"bounds count layers: {text}\n" in shown(ranking())
+    assert f"cuts count layers: {text}\n" in shown(ranking())
 
 
 # ------------------------------------------------------------------------- infeasible ones

@@ -18,6 +18,7 @@ from amp_ray.search.ranking import (
 )
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
 
 
 def estimate(
@@ -133,9 +134,9 @@ def test_of_times_that_are_shown_alike_the_plainest_comes_first() -> None:
 
 
 def made(
-    seconds: float, *, cp: int = 1, ep: int = 1, chunks: int = 1, probability: float = 0.0
+    seconds: float, *, chunks: int = 1, probability: float = 0.0, zero: int = 0, **degrees: int
 ) -> Estimate:
-    options = StageOptions(tp=1, dp=4, cp=cp, ep=ep)
+    options = StageOptions(tp=1, dp=4, zero=Zero(stage=zero), **degrees)
     candidate = Candidate(
         micro_batch_size=1, options=options, pp=2, num_micro_batches=4, virtual_stages=chunks
     )
@@ -172,6 +173,25 @@ def test_strategies_as_plain_as_the_fastest_follow_by_time() -> None:
 def test_expert_parallelism_counts_above_what_the_fastest_has() -> None:
     fastest, more, less = made(1.0, ep=2), made(1.005, ep=4), made(1.01)
     assert plainest(fastest, more, less).results == (fastest, less, more)
+
+
+def test_each_doubling_of_cp_counts_and_zero_only_where_it_gains_nothing() -> None:
+    fastest, half = made(1.0, cp=4), made(1.01, cp=2)
+    assert plainest(fastest, half).results == (half, fastest)
+    sharded, whole = made(1.0, zero=1), made(1.01)
+    assert plainest(sharded, whole).results == (whole, sharded)
+    full = made(1.01, probability=0.05)
+    assert plainest(sharded, full).results == (sharded, full)
+
+
+def test_gathering_all_experts_is_not_first_if_a_tie_does_without() -> None:
+    gathers, spreads, near = made(1.0, zero=3), made(1.04, ep=4, zero=1), made(1.05, ep=4)
+    ranking = plainest_first(rank([gathers, spreads, near], relative_error=0.06), has_experts=True)
+    assert ranking.results == (near, spreads, gathers)
+    assert plainest_text(ranking).startswith("a tie of the fastest, whose ranks gather all experts")
+    assert plainest(gathers, spreads, near).best is gathers  # a model without experts
+    alone = plainest_first(rank([gathers, spreads], relative_error=0.03), has_experts=True)
+    assert alone.best is gathers
 
 
 def test_a_risky_strategy_is_never_the_plainest() -> None:

@@ -3,7 +3,7 @@ from itertools import permutations
 
 import pytest
 
-from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.cost.model import CostModel
 from amp_ray.search.effort import EFFORT
 from amp_ray.search.placement.local_search import (
@@ -140,11 +140,14 @@ def test_what_does_not_fit_is_not_stepped_on() -> None:
     assert climb(cost_model, start).feasible
 
 
-def test_what_cannot_run_is_not_climbed() -> None:
-    cost_model = mixed_cost_model(slow_gib=1)
-    start = estimated(cost_model, BOUNDS)
+def test_what_lacks_memory_is_climbed_as_with_enough_and_what_lacks_more_is_not() -> None:
+    tight = mixed_cost_model(slow_gib=1)
+    start = estimated(tight, BOUNDS)
     assert not start.feasible
-    assert climb(cost_model, start) is start
+    roomy = climb(mixed_cost_model(), estimated(mixed_cost_model(), BOUNDS))
+    assert climb(tight, start).strategy == roomy.strategy
+    broken = replace(start, reasons=(Reason(kind="stage without parameters", detail=""),))
+    assert climb(tight, broken) is broken
 
 
 def test_cuts_that_a_runtime_fixes_are_left_as_they_are() -> None:
@@ -218,11 +221,13 @@ def test_without_a_tied_weight_nothing_is_swapped() -> None:
     assert swap_replicas(chains, start) is start
 
 
-def test_replicas_of_what_cannot_run_stay() -> None:
+def test_replicas_of_what_lacks_more_than_memory_stay() -> None:
     chains = chains_of(tied=True, slow_gib=1)
     start = chains.estimate(crossed(chains))
     assert not start.feasible
-    assert swap_replicas(chains, start) is start
+    assert swap_replicas(chains, start).iteration_time_s < start.iteration_time_s
+    broken = replace(start, reasons=(Reason(kind="stage without parameters", detail=""),))
+    assert swap_replicas(chains, broken) is broken
 
 
 def test_replicas_of_a_summit_stay() -> None:
