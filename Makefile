@@ -198,6 +198,12 @@ ray-gain: venv  ## Search alone and with four workers on two Ray nodes on this m
 mutants: venv  ## Change one line at a time, as root, and see whether a test fails; N=60 lines, SEED=0 (hours)
 	@PYTHONPATH=tests/lib $(RUN) mutants --num $(or $(N),60) --seed $(or $(SEED),0)
 
+# PARSERS names the interpreter of an environment with the programs: megatron-core, torchtitan.
+.PHONY: check-exports
+check-exports: $(CORE)  ## Run exports of all presets through the parsers of installed programs
+	@PYTHONPATH=tests/lib $(VENV)/bin/python tests/check_exports.py \
+	  $(if $(PARSERS),--python $(PARSERS))
+
 .PHONY: lint
 lint: lint-ruff lint-format lint-types lint-imports  ## Run the four static checks
 

@@ -7,11 +7,13 @@ from typing import Any, Final
 import yaml
 
 from amp_ray.errors import shown
+from amp_ray.exports.assumed import assumptions
 from amp_ray.exports.chosen import Chosen, Export, Program, check_even, check_family, settings_of
 from amp_ray.exports.megatron import bounds_of
 from amp_ray.exports.scripts import PORT, check_host_by_host, comment, host_notes, places_of
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import patterns
+from amp_ray.runtimes.cut_rules import weighed_bounds
 from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.launch import slots_by_host
@@ -30,6 +32,7 @@ _NANOTRON_SIZES: Final = {
 """Keys of ``model_config``, by figure of the model."""
 
 _MOST_ZERO_STAGE: Final = 1
+_SWITCHES: Final = ("tp_linear_async_communication", "accumulate_grad_in_fp32")
 
 _OPTIMIZER: Final = {
     "weight_decay": 0.1,
@@ -92,21 +95,34 @@ def _nanotron(chosen: Chosen) -> tuple[dict[str, Any], tuple[str, ...]]:
     settings = settings_of(
         chosen, "nanotron", ("tp", "pp", "dp", "sequence_parallel", "zero_stage", "gradients")
     )
-    check_even(chosen, "nanotron")
     if settings["precision"] not in _NANOTRON_DTYPES:
         raise ValueError(f"nanotron is not told precision {settings['precision']} here; use bf16")
     if settings["zero_stage"] > _MOST_ZERO_STAGE:
         message = f"nanotron shards the optimizer (zero_stage 1), not {settings['zero_stage']}"
         raise ValueError(message)
-    notes = (
-        "nanotron cuts by its own count of FLOPs, which may move a block from the last stage",
-        "steps, learning rate, tokenizer and data are placeholders: set them",
-    )
+    _check_cuts(chosen)
+    notes = ("steps, learning rate, tokenizer and data are placeholders: set them",)
     return _nanotron_record(chosen, settings), notes
 
 
+def _check_cuts(chosen: Chosen) -> None:
+    """Refuse cuts that nanotron would not make."""
+    bounds = chosen.strategy.bounds
+    expected = weighed_bounds(chosen.experiment.model, chosen.strategy.pp)
+    if bounds != expected:
+        cuts = "with a stage left empty" if expected is None else f"at {_text(expected)}"
+        raise ValueError(
+            f"nanotron cuts by the weights of blocks and head, {cuts}; this strategy cuts at "
+            f"{_text(bounds)}: plan with runtime nanotron"
+        )
+
+
+def _text(bounds: tuple[int, ...]) -> str:
+    return " ".join(map(str, bounds))
+
+
 def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
-    shape = chosen.experiment.model.shape
+    shape, traits = chosen.experiment.model.shape, chosen.experiment.traits
     is_divided = settings.get("sequence_parallel", False)
     return {
         "general": {"project": "amp_ray", "run": chosen.experiment.name, "seed": 42},
@@ -115,7 +131,7 @@ def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, A
             "expert_parallel_size": 1,
             "pp_engine": "1f1b",
             "tp_mode": "REDUCE_SCATTER" if is_divided else "ALL_REDUCE",
-            "tp_linear_async_communication": is_divided,
+            "tp_linear_async_communication": is_divided and not traits.keeps_gathered_inputs,
         },
         "model": {
             "dtype": _NANOTRON_DTYPES[settings["precision"]],
@@ -134,8 +150,8 @@ def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, A
         },
         "optimizer": {
             "zero_stage": settings["zero_stage"],
-            "accumulate_grad_in_fp32": chosen.experiment.traits.accumulates_bf16_in_fp32
-            and "gradients" not in chosen.experiment.traits.formats.kept,
+            "accumulate_grad_in_fp32": traits.accumulates_bf16_in_fp32
+            and "gradients" not in traits.formats.kept,
             **_OPTIMIZER,
         },
         "tokenizer": {"tokenizer_name_or_path": None},
@@ -276,7 +292,8 @@ def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 def _yaml(chosen: Chosen, program: str, record: Mapping[str, Any], notes: tuple[str, ...]) -> str:
     """Return the text of the file, with a comment on its origin at the top."""
-    head = "\n".join((chosen.title, f"For {program}.", *notes))
+    assumed = assumptions(chosen, "nanotron", _SWITCHES) if "optimizer" in record else ()
+    head = "\n".join((chosen.title, f"For {program}.", *notes, *assumed))
     return comment(head) + yaml.safe_dump(dict(record), sort_keys=False)
 
 
@@ -444,8 +461,7 @@ def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     names = {theirs: ours for ours, theirs in _NANOTRON_DTYPES.items()}
     if "dtype" in model:
         record["precision"] = names.get(str(model["dtype"]), str(model["dtype"]))
-    if record["pp"] == 1:
-        record["bounds"] = _even_bounds(experiment, 1)
+    record["bounds"] = weighed_bounds(experiment.model, record["pp"])
     return record
 
 

@@ -1,16 +1,17 @@
 """Convert strategies to Megatron-LM's flags and Megatron-Bridge's overrides, and flags back.
 
-The flags are those of Megatron-LM with megatron-core 0.16. The overrides are those of
-Megatron-Bridge 0.3.1: ``key=value`` for its ``ConfigContainer``, as its recipes take them on the
-command line.
+The flags are those of Megatron-LM with megatron-core 0.16 to 0.19. The overrides are those of
+Megatron-Bridge 0.6: ``key=value`` for its ``ConfigContainer``, as its script ``run_recipe.py``
+takes them behind the name of a recipe.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, Final
 
 from amp_ray.errors import shown
+from amp_ray.exports.assumed import assumptions
 from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import END, header, host_notes, torchrun_script, words_by_line
 from amp_ray.exports.shell import MOST_CHARACTERS
@@ -18,14 +19,18 @@ from amp_ray.models.model import Model, ModelShape
 from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
-from amp_ray.trials.own_program.megatron_flags import DTYPE_FLAGS, strategy_flags
+from amp_ray.trials.own_program.megatron_flags import (
+    DTYPE_FLAGS,
+    MEGATRON_DEEPSPEED,
+    strategy_flags,
+)
 
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
     "offloaded_blocks",
 )
-_VERSION: Final = "For Megatron-LM with megatron-core 0.16"
+_VERSION: Final = "For Megatron-LM with megatron-core 0.16 to 0.19"
 _SCRIPT: Final = "pretrain_gpt.py"
 _FAMILIES: Final = ("gpt2", "llama")
 
@@ -50,16 +55,39 @@ _OPTIONAL: Final = {
     "query_rank": ("--q-lora-rank",),
     "rotary_head_size": ("--qk-pos-emb-head-dim",),
     "value_head_size": ("--v-head-dim",),
+    "mtp_layers": ("--mtp-num-layers",),
 }
 """Flags of optional figures; with latent attention the last one applies."""
 
-_STYLES: Final = {
-    "gpt2": ("--position-embedding-type", "learned_absolute"),
-    "llama": (
-        *("--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope"),
-        *("--disable-bias-linear", "--group-query-attention"),
+_FIGURES: Final = (
+    *_OPTIONAL,
+    *("expert_bias", "first_dense_layers", "attention_windows"),
+    *("clamped_activation", "scaled_rotation"),
+)
+"""Optional figures that have flags."""
+
+_CLAMPED: Final = (  # gpt-oss: modeling_gpt_oss.py of Transformers, limit 7.0, up + 1
+    *("--quick-geglu", "--glu-linear-offset", "1.0", "--activation-func-clamp-value", "7.0"),
+)
+
+_LLAMA_3: Final = ("--rotary-base", "500000")
+_MILLION: Final = ("--rotary-base", "1000000")
+_MODELS: Final[Mapping[tuple[int, int, int], tuple[str, ...]]] = {
+    **dict.fromkeys(((32, 4096, 32000), (40, 5120, 32000), (80, 8192, 32000)), ()),
+    **dict.fromkeys(((32, 4096, 128256), (80, 8192, 128256), (126, 16384, 128256)), _LLAMA_3),
+    **dict.fromkeys(((36, 4096, 151936), (48, 2048, 151936), (94, 4096, 151936)), _MILLION),
+    (61, 7168, 129280): (
+        *("--rotary-scaling-factor", "40", "--mscale", "1.0", "--mscale-all-dim", "1.0"),
+        *("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"),
+        *("--moe-router-num-groups", "8", "--moe-router-group-topk", "4"),
+        *("--moe-router-topk-scaling-factor", "2.5", "--moe-router-pre-softmax"),
+        *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.0001"),
     ),
+    (36, 2880, 201088): ("--rotary-base", "150000", "--softmax-type", "learnable"),
 }
+"""Flags of figures that no plan depends on (rotary base, router), by layers, width and vocabulary:
+Llama 2 and 3, Qwen3, DeepSeek-V3 and gpt-oss-120b, as in their public configurations. Mixtral has
+the figures of Llama 2, and experts."""
 
 _PLACES: Final = {
     "micro-batch-size": "train.micro_batch_size",
@@ -69,46 +97,71 @@ _PLACES: Final = {
     "num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
     "use-megatron-fsdp": "dist.use_megatron_fsdp",
     "data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
+    "ckpt-format": "checkpoint.ckpt_format",
+    "init-model-with-meta-device": "model.init_model_with_meta_device",
+    "overlap-grad-reduce": "ddp.overlap_grad_reduce",
+    "overlap-param-gather": "ddp.overlap_param_gather",
+    "ddp-bucket-size": "ddp.bucket_size",
+    "suggested-communication-unit-size": "ddp.suggested_communication_unit_size",
+    "tp-comm-overlap": "comm_overlap.tp_comm_overlap",
+    "overlap-moe-expert-parallel-comm": "comm_overlap.overlap_moe_expert_parallel_comm",
     "decoder-first-pipeline-num-layers": "model.num_layers_in_first_pipeline_stage",
     "decoder-last-pipeline-num-layers": "model.num_layers_in_last_pipeline_stage",
-    "num-layers-per-virtual-pipeline-stage": "",
+    "no-gradient-accumulation-fusion": "model.gradient_accumulation_fusion=false",
     "bf16": "mixed_precision=bf16_mixed",
     "fp16": "mixed_precision=fp16_mixed",
-    **dict.fromkeys(("grad-reduce-in-bf16", "use-precision-aware-optimizer", *DTYPE_FLAGS), ""),
+    # Another key has the value of these, or the recipe's MixedPrecisionConfig
+    **dict.fromkeys(
+        ("num-layers-per-virtual-pipeline-stage", "attention-backend", *DTYPE_FLAGS), ""
+    ),
+    **dict.fromkeys(("grad-reduce-in-bf16", "use-precision-aware-optimizer"), ""),
+    **dict.fromkeys(("accumulate-allreduce-grads-in-fp32", "num-layers"), ""),
+    **dict.fromkeys(("no-bias-swiglu-fusion", "no-bias-gelu-fusion", "no-rope-fusion"), ""),
 }
-"""Overrides by flag, if not ``model.`` and the flag's name; empty if another key has the value."""
+"""Overrides by flag, if not ``model.`` and the flag's name; empty if there is none."""
 
 
 _RECIPE_SETS: Final = {
     "model.context_parallel_size": "1",
     "model.sequence_parallel": "false",
     "model.virtual_pipeline_model_parallel_size": "null",
+    "model.pipeline_model_parallel_layout": "null",
     "model.account_for_embedding_in_pipeline_split": "false",
     "model.account_for_loss_in_pipeline_split": "false",
+    "model.recompute_granularity": "null",
+    "model.recompute_modules": "null",
+    "ddp.overlap_grad_reduce": "false",
+    "ddp.overlap_param_gather": "false",
 }
 _NO_SHARDS: Final = dict.fromkeys(
-    (
-        "ddp.use_distributed_optimizer",
-        "optimizer.use_distributed_optimizer",
-        "ddp.overlap_param_gather",
-    ),
-    "false",
+    ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"), "false"
 )
 """Values without flags in Megatron-LM, for keys that recipes set to others; without ZeRO these."""
 
 _RECIPE_FIGURES: Final = (
     *("num_layers", "hidden_size", "num_heads", "num_key_value_heads", "feed_forward_size"),
-    "vocab_size",
+    *("vocab_size", "num_experts"),
 )
 _RECIPES: Final[Mapping[tuple[int, ...], str]] = {
-    (32, 4096, 32, 32, 11008, 32000): "llama2_7b_pretrain_config",
-    (32, 4096, 32, 8, 14336, 128256): "llama3_8b_pretrain_config",
-    (80, 8192, 64, 8, 28672, 128256): "llama3_70b_pretrain_config",
-    (126, 16384, 128, 8, 53248, 128256): "llama31_405b_pretrain_config",
-    (16, 2048, 32, 8, 8192, 128256): "llama32_1b_pretrain_config",
-    (28, 3072, 24, 8, 8192, 128256): "llama32_3b_pretrain_config",
+    (32, 4096, 32, 32, 11008, 32000, 0): "llama2_7b_pretrain_config",
+    (32, 4096, 32, 8, 14336, 128256, 0): "llama3_8b_pretrain_config",
+    (80, 8192, 64, 8, 28672, 128256, 0): "llama3_70b_pretrain_config",
+    (126, 16384, 128, 8, 53248, 128256, 0): "llama31_405b_pretrain_config",
+    (16, 2048, 32, 8, 8192, 128256, 0): "llama32_1b_pretrain_config",
+    (28, 3072, 24, 8, 8192, 128256, 0): "llama32_3b_pretrain_config",
+    (96, 12288, 96, 0, 49152, 51200, 0): "gpt3_175b_pretrain_config",
+    (28, 2048, 16, 8, 6144, 151936, 0): "qwen3_1p7b_pretrain_config",
+    (36, 2560, 32, 8, 9728, 151936, 0): "qwen3_4b_pretrain_config",
+    (36, 4096, 32, 8, 12288, 151936, 0): "qwen3_8b_pretrain_config",
+    (40, 5120, 40, 8, 17408, 151936, 0): "qwen3_14b_pretrain_config",
+    (64, 5120, 64, 8, 25600, 151936, 0): "qwen3_32b_pretrain_config",
+    (48, 2048, 32, 4, 0, 151936, 128): "qwen3_30b_a3b_pretrain_config",
+    (94, 4096, 64, 4, 0, 151936, 128): "qwen3_235b_a22b_pretrain_config",
+    (61, 7168, 128, 0, 0, 129280, 256): "deepseek_v3_pretrain_config",
+    (24, 2880, 64, 8, 0, 201088, 32): "gpt_oss_20b_pretrain_config",
+    (36, 2880, 64, 8, 0, 201088, 128): "gpt_oss_120b_pretrain_config",
 }
-"""Functions of megatron/bridge/recipes/llama, by the figures of the model that they train."""
+"""Names of recipes of Megatron-Bridge 0.6, by the figures of the model that they train."""
 
 
 def megatron_script(chosen: Chosen) -> Export:
@@ -118,8 +171,7 @@ def megatron_script(chosen: Chosen) -> Export:
         ValueError: If Megatron cannot express the strategy, or does not train the model.
     """
     program = megatron_program(chosen)
-    where = f"{_VERSION}; run it where {_SCRIPT} is."
-    text = torchrun_script(chosen, program, "megatron.sh", where, *program.notes)
+    text = torchrun_script(chosen, program, "megatron.sh", program.head, *program.notes)
     return Export(files={"megatron.sh": text}, notes=program.notes)
 
 
@@ -139,7 +191,7 @@ def megatron_program(chosen: Chosen) -> Program:
         words=(_SCRIPT, *flags),
         home="MEGATRON_LM",
         variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_ordered else {},
-        head=f"{_VERSION}.",
+        head="\n".join((f"{_VERSION}.", *assumptions(chosen, "megatron-lm", flags))),
         notes=(
             *notes,
             "data, tokenizer and learning rate are yours: add their flags behind the file",
@@ -160,65 +212,122 @@ def bridge_overrides(chosen: Chosen) -> Export:
     defaults = _RECIPE_SETS if chosen.strategy.zero.stage else {**_RECIPE_SETS, **_NO_SHARDS}
     overrides = {**defaults, **dict(_overrides(chosen, flags))}
     words = [f"{key}={_override(value)}" for key, value in overrides.items()]
-    shape = chosen.experiment.model.shape
-    named = _RECIPES.get(tuple(getattr(shape, figure) for figure in _RECIPE_FIGURES))
+    named = _recipe(chosen.experiment.model.shape)
     recipe = (
-        "the recipe has to be one of this model: set RECIPE to its script"
-        if named is None or shape.family != "llama"
-        else f"megatron.bridge.recipes.llama.{named} has a model of these sizes: set RECIPE to a "
-        "script that trains by it"
+        f"the recipe {named} has a model of these sizes"
+        if named
+        else "no recipe of Megatron-Bridge is known for this model: set RECIPE to yours"
     )
     kept = chosen.experiment.traits.formats.kept
     formats = [_KEPT_IN_RECIPES[key].format(name) for key, name in kept.items()]
     notes = (*notes, *formats, recipe, *host_notes(chosen, "Megatron-Bridge"))
     head = header(
         chosen,
-        "For Megatron-Bridge 0.3.1: overrides. Start it once per rank, by srun or by torchrun:",
+        "For Megatron-Bridge 0.6: overrides. Start it once per rank, by srun or by torchrun:",
         f"torchrun ... --no-python bash {chosen.file_word('megatron-bridge.sh')} [more overrides]",
         *notes,
+        *assumptions(chosen, "megatron-bridge", words),
     )
-    start = f'exec python "${{RECIPE:?the script of a recipe}}"{END}{words_by_line(words)}\n'
+    default = f"-{named}" if named else "?the name of a recipe"
+    start = (
+        f'exec python "${{RUN_RECIPE:-scripts/training/run_recipe.py}}"{END}'
+        f'--recipe "${{RECIPE:{default}}}"{END}{words_by_line(words)}\n'
+    )
     return Export(files={"megatron-bridge.sh": head + start}, notes=notes)
+
+
+def _recipe(shape: ModelShape) -> str | None:
+    """Return the name of the recipe that trains a model; None if none is known."""
+    figures = {figure: getattr(shape, figure) for figure in _RECIPE_FIGURES}
+    if shape.num_experts:
+        figures["feed_forward_size"] = 0
+    if shape.key_value_rank or shape.family == "gpt2":
+        figures["num_key_value_heads"] = 0
+    return _RECIPES.get(tuple(figures.values()))
 
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the flags of a strategy and its model, and notes on settings that have no flag."""
-    check_family(chosen, "Megatron-LM", _FAMILIES, optional=(*_OPTIONAL, "expert_bias"))
+    is_old = chosen.experiment.traits.name == MEGATRON_DEEPSPEED
+    name, optional = ("Megatron-DeepSpeed", ()) if is_old else ("Megatron-LM", _FIGURES)
+    check_family(chosen, name, _FAMILIES, optional=optional)
     settings_of(chosen, "Megatron-LM", _SETTINGS)
+    biased, ranks = chosen.experiment.model.shape.expert_bias, chosen.strategy.stages[0].options
+    if biased and ranks.expert_tp > 1:
+        message = f"Megatron-LM divides no experts with biases, found {ranks.expert_tp} ranks each"
+        raise ValueError(f"{message}: set etp 1")
     experiment, strategy = chosen.experiment, chosen.strategy
     flags = strategy_flags(experiment, strategy)
-    kinds = [layer.kind for layer in experiment.model.layers]
-    norm_moves = kinds.index("head") in strategy.bounds
-    model = _model_flags(experiment.model.shape, dropout=experiment.traits.dropout)
-    return (*flags, *model), (_NORM_MOVES,) if norm_moves else ()
+    shape, kinds = experiment.model.shape, [layer.kind for layer in experiment.model.layers]
+    notes = [_NORM_MOVES] if kinds.index("head") in strategy.bounds else []
+    named = _MODELS.get((shape.num_layers, shape.hidden_size, shape.vocab_size))
+    is_mixtral = shape.num_experts > 0 and not named
+    if shape.family == "llama" and (named is None or is_mixtral):
+        notes.append(_NOT_NAMED if shape.num_experts else _NOT_NAMED.partition(",")[0] + _YOURS)
+        named = ()
+    model = (*_model_flags(shape, dropout=experiment.traits.dropout), *(named or ()))
+    return (*flags, *model), tuple(notes)
 
 
 def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
     """Yield the flags of a model's sizes, without the vocabulary, which the tokenizer decides."""
     for flag, figure in _MODEL.items():
         yield from (f"--{flag}", str(getattr(shape, figure)))
-    for word in _STYLES[shape.family]:
-        if not (shape.expert_bias and word == "--disable-bias-linear"):
-            yield word
-    if shape.family == "llama":
-        yield from ("--num-query-groups", str(shape.num_key_value_heads))
+    yield from _style(shape)
     if shape.key_value_rank:
-        yield "--multi-latent-attention"
+        yield from ("--multi-latent-attention", "--qk-layernorm")
     for figure, names in _OPTIONAL.items():
         value = getattr(shape, figure)
         if value:
             yield names[-1 if shape.key_value_rank else 0]
             yield from [] if value is True else [str(value)]
+    yield from _block_flags(shape)
     if not shape.tied_embedding:
         yield "--untie-embeddings-and-output-weights"
     if not dropout or shape.family == "llama":
         yield from ("--attention-dropout", "0.0", "--hidden-dropout", "0.0")
 
 
+def _style(shape: ModelShape) -> Iterator[str]:
+    """Yield the flags of a family."""
+    if shape.family == "gpt2":
+        yield from ("--position-embedding-type", "learned_absolute")
+        return
+    yield from _CLAMPED if shape.clamped_activation else ("--swiglu",)
+    kind = "yarn" if shape.scaled_rotation else "rope"
+    yield from ("--normalization", "RMSNorm", "--position-embedding-type", kind)
+    if not shape.expert_bias:
+        yield "--disable-bias-linear"
+    if not shape.key_value_rank:
+        yield from ("--group-query-attention", "--num-query-groups", str(shape.num_key_value_heads))
+
+
+def _block_flags(shape: ModelShape) -> Iterator[str]:
+    """Yield the flags for what blocks of one model differ in."""
+    dense = shape.first_dense_layers
+    if dense:
+        yield from ("--moe-layer-freq", f"([0]*{dense}+[1]*{shape.num_layers - dense})")
+    windows = shape.attention_windows
+    sizes = {*windows} - {0}
+    if len(sizes) > 1:
+        raise ValueError(f"Megatron-LM has one attention window, found {sorted(sizes)}")
+    if sizes:  # the size counts tokens before a token, ours the token itself, too
+        yield from ("--window-size", f"{max(sizes) - 1},0")
+    if sizes and 0 in windows:
+        pattern = [int(windows[block % len(windows)] > 0) for block in range(shape.num_layers)]
+        yield from ("--window-attn-skip-freq", str(pattern).replace(" ", ""))
+
+
 def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield keys and values for the flags of the strategy; the recipe already has the model."""
     words = strategy_flags(chosen.experiment, chosen.strategy)
     strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
+    if _MODULES in strategy_words:
+        first = words.index(f"--{_MODULES}") + 1
+        modules = takewhile(lambda word: not word.startswith("--"), words[first:])
+        strategy_words[_MODULES] = f"[{','.join(modules)}]"
+    if chosen.experiment.model.shape.num_experts:
+        yield "model.moe_shared_expert_overlap", "false"  # works with alltoall only
     for flag, value in strategy_words.items():
         place = _PLACES.get(flag, f"model.{flag.replace('-', '_')}")
         if "=" in place:
@@ -264,6 +373,8 @@ _KEPT_IN_RECIPES: Final = {
 }
 """Notes on formats that a recipe of Megatron-Bridge sets in Python, as types of torch."""
 
+_YOURS: Final = " of your model is not known here: add its flags, or Megatron's defaults apply"
+_NOT_NAMED: Final = f"the rotary base, and the router's score function and groups,{_YOURS}"
 _NORM_MOVES: Final = "the final norm goes with the head, to the last stage"
 
 _STRATEGY: Final = {
@@ -276,6 +387,7 @@ _STRATEGY: Final = {
 }
 """Flags that are counts of a STRATEGY; a missing flag means 1."""
 
+_MODULES: Final = "recompute-modules"
 _OFFLOAD: Final = "cpu-offloading-num-layers"
 _ACCOUNTS: Final = (
     "account-for-embedding-in-pipeline-split",

@@ -12,12 +12,14 @@ from pprint import pformat
 from typing import Any, Final
 
 from amp_ray.errors import shown
+from amp_ray.exports.assumed import assumptions
 from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
-from amp_ray.exports.scripts import host_notes, python_comment
+from amp_ray.exports.scripts import comment, host_notes, python_comment
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import NotRead, not_read, patterns, switched_on
 from amp_ray.models.model import Layer, Model
 from amp_ray.strategies.recompute import parse_recompute
+from amp_ray.strategies.strategy import all_bounds
 
 _DEGREES: Final = {
     "tp": "tensor_parallel_degree",
@@ -26,14 +28,40 @@ _DEGREES: Final = {
     "ep": "expert_parallel_degree",
 }
 _SETTINGS: Final = (
-    *(*_DEGREES, "dp", "recompute", "sequence_parallel"),
+    *(*_DEGREES, "dp", "recompute", "sequence_parallel", "virtual_stages", "etp"),
     *("zero_stage", "shard_ranks", "keeps_weights"),
 )
 
-_MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384): "llama3_405b"}
-"""Torchtitan's configurations, by number of layers and width."""
+_MODELS: Final[Mapping[tuple[int, int, int, int], tuple[str, str, str]]] = {
+    (16, 2048, 128256, 0): ("llama3", "llama3_8b", "1B"),
+    (28, 3072, 128256, 0): ("llama3", "llama3_8b", "3B"),
+    (32, 4096, 128256, 0): ("llama3", "llama3_8b", "8B"),
+    (80, 8192, 128256, 0): ("llama3", "llama3_70b", "70B"),
+    (126, 16384, 128256, 0): ("llama3", "llama3_405b", "405B"),
+    (28, 1024, 151936, 0): ("qwen3", "qwen3_0_6b", "0.6B"),
+    (28, 2048, 151936, 0): ("qwen3", "qwen3_1_7b", "1.7B"),
+    (36, 2560, 151936, 0): ("qwen3", "qwen3_1_7b", "4B"),
+    (36, 4096, 151936, 0): ("qwen3", "qwen3_14b", "8B"),
+    (40, 5120, 151936, 0): ("qwen3", "qwen3_14b", "14B"),
+    (64, 5120, 151936, 0): ("qwen3", "qwen3_32b", "32B"),
+    (48, 2048, 151936, 128): ("qwen3", "qwen3_30b_a3b", "30B-A3B"),
+    (94, 4096, 151936, 128): ("qwen3", "qwen3_30b_a3b", "235B-A22B"),
+    (61, 7168, 129280, 256): ("deepseek_v3", "deepseek_v3_671b", "671B"),
+    (24, 2880, 201088, 32): ("gpt_oss", "gpt_oss_20b", "20b"),
+    (36, 2880, 201088, 128): ("gpt_oss", "gpt_oss_120b", "120b"),
+}
+"""Module, configuration and flavor, by layers, width, vocabulary and experts. Configurations give
+data and optimizer; the flavor is the model without the converters that some of them add."""
 
-_OTHER_MODEL: Final = "llama3_debugmodel"
+_RUNTIME: Final = "fsdp2"  # whose traits are switched on
+_OTHER_MODEL: Final = ("llama3", "llama3_debugmodel", "debugmodel")
+_OPTIONAL: Final = (
+    *("num_experts", "experts_per_token", "expert_feed_forward_size", "shared_feed_forward_size"),
+    *("head_size", "query_key_norm", "first_dense_layers", "key_value_rank", "query_rank"),
+    *("rotary_head_size", "value_head_size", "mtp_layers", "attention_bias", "attention_windows"),
+    *("expert_bias", "clamped_activation", "scaled_rotation"),
+)
+"""Optional figures that a flavor may have; other models need one of Llama's plain blocks."""
 
 _SCHEDULE: Final = "1F1B"  # torchtitan's default
 _INTERLEAVED: Final = "Interleaved1F1B"
@@ -87,25 +115,35 @@ _BODY: Final = '''
 import dataclasses
 
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.models.llama3 import config_registry
+from torchtitan.models.{module} import config_registry, model_registry
 
 BASE = {base}
-"""The configuration that gives model, data and optimizer."""
+"""The configuration that gives data and optimizer."""
+MODEL = {model}
+"""The model without converters to narrower formats; arguments of `model_registry`."""
 
 PARALLELISM = {parallelism}
 TRAINING = {training}
 RECOMPUTE = {recompute}
+COMPILE = {compile}
 
 
 def planned():
     """Return the configuration."""
     config = getattr(config_registry, BASE)()
+    config.model_spec = model_registry(**MODEL)
     config.parallelism = dataclasses.replace(config.parallelism, **PARALLELISM)
     config.training = dataclasses.replace(config.training, **TRAINING)
     kinds = {{"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}}
     config.activation_checkpoint = kinds[RECOMPUTE]
-    return config
+    config.compile = dataclasses.replace(config.compile, **COMPILE)
+{mtp}    return config
 '''
+_MTP: Final = """\
+    from torchtitan.models.common.config_utils import decoder_vocab_size
+    from torchtitan.models.deepseek_v3.mtp import MTPLoss
+    config.loss = MTPLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))
+"""
 
 
 _VERSION: Final = "For torchtitan 0.3.0"
@@ -149,8 +187,15 @@ def _words(file: str) -> tuple[str, ...]:
 
 def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
     """Return the code of a configuration, and notes on it."""
-    check_family(chosen, "torchtitan", ("llama",))
+    shape, traits = chosen.experiment.model.shape, chosen.experiment.traits
+    figures = (shape.num_layers, shape.hidden_size, shape.vocab_size, shape.num_experts)
+    named = _MODELS.get(figures)
+    check_family(chosen, "torchtitan", ("llama",), _OPTIONAL if named else ())
     settings = settings_of(chosen, "torchtitan", _SETTINGS)
+    options = chosen.strategy.stages[0].options
+    if options.expert_tp != (1 if options.ep > 1 else options.tp):
+        message = f"torchtitan divides experts by tp only without ep, found {options.expert_tp}"
+        raise ValueError(f"{message} ranks for each expert, ep {options.ep}")
     if settings["zero_stage"] not in {0, _FSDP}:
         raise ValueError(
             f"torchtitan shards weights too, or nothing: zero_stage 3 or 0, not "
@@ -161,20 +206,32 @@ def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
     if settings["recompute"].layers is not None:
         message = f"torchtitan recomputes in all blocks alike, found {settings['recompute']}"
         raise ValueError(message)
-    shape = chosen.experiment.model.shape
-    base = _MODELS.get((shape.num_layers, shape.hidden_size), _OTHER_MODEL)
-    notes = ["BASE gives model, data and optimizer"]
-    if base == _OTHER_MODEL:
-        notes = [f"no configuration of torchtitan has this model: set BASE, which is {base}"]
+    module, base, flavor = named or _OTHER_MODEL
+    notes = ["BASE gives data and optimizer"]
+    if named is None:
+        notes = [f"no configuration of torchtitan has this model: set BASE and MODEL, now {base}"]
     if settings["recompute"].kind == "selective":
         notes.append("torchtitan's selective recompute chooses operators by its own rule")
+    model: dict[str, object] = {"flavor": flavor}
+    if shape.num_experts:
+        model["moe_comm_backend"] = "deepep" if traits.sends_tokens_once else "standard"
+    if shape.mtp_layers:
+        model["num_mtp_layers"] = shape.mtp_layers
+    is_fused = traits.fused_pointwise and traits.name == _RUNTIME
+    compiled = {"enable": is_fused or traits.overlaps_gathers}
+    compiled["enable_async_tensor_parallel"] = traits.overlaps_gathers
     code = _BODY.format(
+        module=module,
         base=json.dumps(base),
+        model=model,
         parallelism=pformat(_parallelism(chosen, settings), sort_dicts=False, width=96),
         training=pformat(_training(settings), sort_dicts=False),
         recompute=json.dumps(settings["recompute"].kind),
+        compile=compiled,
+        mtp=_MTP if shape.mtp_layers else "",
     )
-    return code, tuple(notes)
+    words = ("COMPILE", "moe_comm_backend", "mixed_precision_reduce", "disable_cuda_graphs")
+    return comment("\n".join(assumptions(chosen, "torchtitan", words))) + code, tuple(notes)
 
 
 def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,12 +245,14 @@ def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
     if shards > 1:
         values["fsdp_reshard_after_forward"] = "never" if settings["keeps_weights"] else "always"
     if settings["pp"] > 1:
-        values["pipeline_parallel_schedule"] = _SCHEDULE
+        is_chunked = settings["virtual_stages"] > 1
+        values["pipeline_parallel_schedule"] = _INTERLEAVED if is_chunked else _SCHEDULE
         values["pipeline_parallel_microbatch_size"] = settings["micro_batch_size"]
         layers = chosen.experiment.model.layers
+        bounds = all_bounds(chosen.experiment.model, chosen.strategy)
         values["module_fqns_per_model_part"] = [
             _modules(layers[first:end], sum(layer.kind == "block" for layer in layers[:first]))
-            for first, end in pairwise(chosen.strategy.bounds)
+            for first, end in pairwise(bounds)
         ]
     return values
 
@@ -218,6 +277,8 @@ def _training(settings: Mapping[str, Any]) -> dict[str, Any]:
         "global_batch_size": settings["global_batch_size"],
         "seq_len": settings["sequence_length"],
         "mixed_precision_param": _PRECISION[settings["precision"]],
+        "mixed_precision_reduce": "float32",
+        "disable_cuda_graphs": True,  # they work without pipelines and waits for experts only
     }
 
 

@@ -23,7 +23,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
-PartitionRule = Literal["exact", "even-blocks"]
+PartitionRule = Literal["exact", "even-blocks", "weighed-blocks"]
 ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 GradientFormat = Literal["fp32", "bf16"]
@@ -91,7 +91,8 @@ class RuntimeTraits:
     status: Literal["current", "historic"] = "current"
     # List of layers that the runtime trains; ``bounds`` count its entries
     layer_list: LayerList = "runtime"
-    # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks
+    # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks; ``weighed-blocks``
+    # fills each stage until it exceeds its share of the parameters of blocks and head (nanotron)
     partition: PartitionRule = "exact"
     vocabulary_multiple: int = 1  # the vocabulary is padded to a multiple of this
     shards_heads: bool = True  # whether tensor parallelism divides the attention heads
@@ -266,6 +267,8 @@ class RuntimeTraits:
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
+    # Whether tensor-parallel ranks can divide experts that have biases
+    divides_biased_experts: bool = True
     # Streams in which products and casts of experts run, a kernel for each expert; 0 if one kernel
     # computes all of them
     expert_streams: int = 0

@@ -24,7 +24,7 @@ from amp_ray.cost.stages import without_context
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import even_bounds
-from amp_ray.search.cuts import best_bounds, roomiest_bounds
+from amp_ray.search.cuts import best_bounds, roomiest_bounds, ruled_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.placement import plan_listed, plan_placements, reorder, simple_plans
@@ -59,7 +59,6 @@ from amp_ray.strategies.candidate import (
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, named
 from amp_ray.strategies.zero import AUTO_ZERO, Zero
-
 
 ENOUGH_BYTES: Final = int(1e16)
 """Memory of a device that holds every model."""
@@ -206,13 +205,18 @@ class SpacePlanner:
         if candidate.pp > model.num_layers:
             detail = f"pp {candidate.pp}, {model.num_layers} layers"
             return Reason(kind="more stages than layers", detail=detail)
-        if traits.partition == "even-blocks":
-            blocks = len(model.indices("block"))
-            if blocks % candidate.pp:
-                detail = f"pp {candidate.pp}, {blocks} blocks"
-                return Reason(kind="pp does not divide the blocks", detail=detail)
         whole = self.cost_model.samples_of(candidate.options).are_whole
-        return self._unmeasured(candidate.options.tp) if whole else None
+        unmeasured = self._unmeasured(candidate.options.tp) if whole else None
+        return self._why_uncut(candidate.pp) or unmeasured
+
+    def _why_uncut(self, pp: int) -> Reason | None:
+        """Return the reason if the runtime's own rule has no cuts for so many stages."""
+        blocks, rule = len(self.experiment.model.indices("block")), self.experiment.traits.partition
+        if rule == "even-blocks" and blocks % pp:
+            return Reason(kind="pp does not divide the blocks", detail=f"pp {pp}, {blocks} blocks")
+        if rule != "exact" and ruled_bounds(self.experiment, pp) is None:
+            return Reason(kind="stage without blocks and head", detail=f"pp {pp}")
+        return None
 
     def _unmeasured(self, tp: int) -> Reason | None:
         gap = self.experiment.profile.gap(self.experiment.cluster.device_types, tp)
@@ -226,7 +230,11 @@ class SpacePlanner:
         if shape.num_experts % options.ep:
             detail = f"ep {options.ep}, num_experts {shape.num_experts}"
             return Reason(kind="ep does not divide the experts", detail=detail)
-        if not self.experiment.traits.shards_heads:
+        traits = self.experiment.traits
+        if shape.expert_bias and options.expert_tp > 1 and not traits.divides_biased_experts:
+            detail = f"tp {tp} of ep 1; ep above 1 keeps experts whole"
+            return Reason(kind="tp divides experts with biases", detail=detail)
+        if not traits.shards_heads:
             return None
         for heads, name in (("attention", "num_heads"), ("key/value", "num_key_value_heads")):
             if (count := getattr(shape, name)) % tp:

@@ -21,6 +21,7 @@ from amp_ray.partition import (
 )
 from amp_ray.partition.exact import best_chain
 from amp_ray.partition.layout import laid_out_chain
+from amp_ray.runtimes.cut_rules import weighed_bounds
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.search.effort import EFFORT, SearchEffort
 
@@ -36,15 +37,16 @@ def best_bounds(
     """Return the best cuts by the closed form that fit the memory.
 
     Args:
-        experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
+        experiment: Its runtime may need parameters in every stage, or cut by a rule of its own.
         costs: Times and memory of the stages.
         memory_scale: Every device's memory is multiplied by it.
 
     Returns:
         Bounds; if nothing fits, those that enough memory would have.
     """
-    if experiment.traits.partition == "even-blocks":
-        return even_block_bounds(experiment.model, costs.stages.pp)
+    ruled = ruled_bounds(experiment, costs.stages.pp)
+    if ruled is not None:
+        return ruled
     if costs.stages.pp == 1:
         return 0, experiment.model.num_layers
     latest = latest_starts(experiment, costs.stages)
@@ -84,7 +86,7 @@ def roomiest_bounds(
     """Return the cuts that minimise the largest ratio of a stage's memory to its device's memory.
 
     Args:
-        experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
+        experiment: Its runtime may need parameters in every stage, or cut by a rule of its own.
         costs: Memory of the stages.
         within: Largest memory of a stage, as a multiple of its device's memory.
 
@@ -92,8 +94,9 @@ def roomiest_bounds(
         Bounds with the smallest ratio, up to rounding; None if no cuts are within the limit, or
         none have parameters in every stage that needs them.
     """
-    if experiment.traits.partition == "even-blocks":
-        return even_block_bounds(experiment.model, costs.stages.pp)
+    ruled = ruled_bounds(experiment, costs.stages.pp)
+    if ruled is not None:
+        return ruled
     latest_start = latest_starts(experiment, costs.stages)
     close = costs.memory.earliest_starts(within) if within < math.inf else None
     if close is not None and fitting_bounds(close, latest_start) is None:
@@ -114,10 +117,10 @@ def may_fit(experiment: Experiment, earliest_start: IntArray) -> bool:
     """Return whether some cuts fit the memory.
 
     Args:
-        experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
+        experiment: Its runtime may need parameters in every stage, or cut by a rule of its own.
         earliest_start: Shape ``(pp, num_layers + 1)``. Smallest start that fits, by stage and end.
     """
-    if experiment.traits.partition == "even-blocks":
+    if experiment.traits.partition != "exact":
         return True
     return fitting_bounds(earliest_start, latest_starts(experiment)) is not None
 
@@ -250,6 +253,14 @@ def _bottlenecks(
     ]
     pairs = np.array(list(index))
     return padded[pairs[:, 0]], padded[pairs[:, 1]], np.array(row)
+
+
+def ruled_bounds(experiment: Experiment, pp: int) -> tuple[int, ...] | None:
+    """Return the cuts that the runtime's own rule gives; None if it has none, or leaves a stage."""
+    rule = experiment.traits.partition
+    if rule == "exact":
+        return None
+    return (even_block_bounds if rule == "even-blocks" else weighed_bounds)(experiment.model, pp)
 
 
 def even_block_bounds(model: Model, pp: int) -> tuple[int, ...]:

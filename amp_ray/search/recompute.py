@@ -32,10 +32,10 @@ from amp_ray.partition import (
 )
 from amp_ray.search.cuts import (
     best_bounds,
-    even_block_bounds,
     fitting_bounds,
     latest_starts,
     partition_problem,
+    ruled_bounds,
 )
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.space import recompute_choices
@@ -229,8 +229,8 @@ class RecomputeSearch:
             starts: Shape ``(pp, num_layers + 1)``. Smallest allowed start, by stage and end.
         """
         experiment = self.cost_model.experiment
-        if experiment.traits.partition == "even-blocks":
-            bounds = even_block_bounds(experiment.model, self.stages.pp)
+        bounds = ruled_bounds(experiment, self.stages.pp)
+        if bounds is not None:
             peaks = self.memory(recompute).peaks(bounds)
             return all(peak <= self.memory_scale * device.memory_bytes for peak, device in peaks)
         fitting = memory.earliest_starts(self.memory_scale, recompute.layers)

@@ -380,7 +380,7 @@ def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:
     if pp == 1:
         return (1,)
     num_blocks = experiment.model.block_counts[-1]
-    is_even = experiment.traits.partition == "even-blocks"
+    is_even = experiment.traits.partition != "exact"
     return tuple(
         number
         for number in experiment.virtual_stages(num_blocks // pp)

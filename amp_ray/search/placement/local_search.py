@@ -232,7 +232,7 @@ def climb(
     Returns:
         An estimate on the same devices, never slower.
     """
-    if not would_fit(start) or cost_model.experiment.traits.partition == "even-blocks":
+    if not would_fit(start) or cost_model.experiment.traits.partition != "exact":
         return start
     costs = cost_model.stage_costs(PlacedStages.of_strategy(start.strategy))
     best, seen = start, {start.strategy.bounds}
@@ -286,7 +286,7 @@ def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFOR
     Returns:
         An estimate, never slower.
     """
-    if not start.feasible or cost_model.experiment.traits.partition == "even-blocks":
+    if not start.feasible or cost_model.experiment.traits.partition != "exact":
         return start
     best = climb(cost_model, start, most_stages=effort.max_climbed_stages)
     alike: dict[object, int] = {}

@@ -16,7 +16,7 @@ from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.kernels import Programme
 from amp_ray.partition.layout import laid_out, limited
 from amp_ray.partition.rows import distinct_rows
-from amp_ray.search.cuts import even_block_bounds, latest_starts
+from amp_ray.search.cuts import latest_starts, ruled_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.node_moves import ClassMoves, Parts, Scope, class_moves, node_classes
 from amp_ray.search.placement.placement_graph import FlatGraph, Grower
@@ -49,16 +49,15 @@ def stage_needs(
         memory_scale: Every device's memory is multiplied by it.
         tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
-    model, traits = cost_model.experiment.model, cost_model.experiment.traits
     memory = cost_model.memory(candidate)
     sizes = {float(device.memory_bytes) for device in cost_model.experiment.cluster.device_types}
     starts = {
         size: memory.earliest_starts(np.full(candidate.pp, memory_scale * size))
         for size in sorted(sizes)
     }
-    if traits.partition == "even-blocks":
-        bounds = even_block_bounds(model, candidate.pp)
-        starts = {size: _only(bounds, start) for size, start in starts.items()}
+    ruled = ruled_bounds(cost_model.experiment, candidate.pp)
+    if ruled is not None:
+        starts = {size: _only(ruled, start) for size, start in starts.items()}
     parameters = memory.weights.prefix.copy()
     if memory.weights.tied is not None and candidate.pp == 1:
         parameters[-1] -= memory.weights.tied.parameters

@@ -336,7 +336,7 @@ class Moves:
             plan.feasible
             and not odd
             and all(may_be_group(stage.options) for stage in strategy.stages)
-            and self.experiment.traits.partition != "even-blocks"
+            and self.experiment.traits.partition == "exact"
         )
 
     def single_stages(self) -> Iterator[Estimate]:

@@ -1,15 +1,19 @@
 """Conversion of a strategy to arguments of Megatron-LM and Megatron-DeepSpeed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RuntimeTraits
-from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 
+MEGATRON_CORE: Final = "megatron-core"
+"""Runtime whose traits have flags of Megatron-LM; what others assume is not written."""
 MEGATRON_DEEPSPEED: Final = "megatron"
 """Runtime whose ZeRO settings come from DeepSpeed's configuration, not from Megatron's flags."""
 
@@ -34,8 +38,18 @@ _OTHERS: Final = {
 }
 """Flags for all dimensions of a stage except tp, dp and recompute."""
 
+_CP_KINDS: Final = {"ring": "p2p", "all-gather": "all_gather"}
+
 LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
-"""Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head."""
+"""Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head. Modules of
+multi-token prediction, which are our last blocks, are ``m``."""
+
+RECOMPUTE_MODULES: Final = {
+    "recomputes_norms": "layernorm",
+    "recomputes_expert_activations": "moe_act",
+    "recomputes_latent_projections": "mla_up_proj",
+}
+"""Names of ``--recompute-modules``, by trait."""
 
 
 def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
@@ -53,25 +67,28 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
 def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
     """Return the arguments for the strategy, without those for the trial's length and logs."""
     candidate = candidate_of(strategy)
-    model, traits = _checked(experiment.model), experiment.traits
-    blocks = stage_blocks(model, strategy.bounds)
+    model, traits = _checked(experiment), experiment.traits
+    num_layers = sum(stage_blocks(model, strategy.bounds)) - model.shape.mtp_layers
     sizes = {
         "tensor-model-parallel-size": candidate.options.tp,
         "pipeline-model-parallel-size": candidate.pp,
-        **({"context-parallel-size": candidate.options.cp} if candidate.options.cp > 1 else {}),
         "micro-batch-size": candidate.micro_batch_size,
         "global-batch-size": candidate.global_batch_size,
-        "num-layers": sum(blocks),
+        "num-layers": num_layers,
     }
+    is_core = traits.name == MEGATRON_CORE
     return (
         *(word for name, size in sizes.items() for word in (f"--{name}", str(size))),
         *_other_flags(candidate),
         *_stage_flags(model, strategy, traits),
-        *_recompute_flags(candidate),
+        *_recompute_flags(candidate.options.recompute, traits),
         *_PRECISION_FLAGS[experiment.precision],
         *_format_flags(traits.formats.kept),
         *_zero_flags(strategy, traits.name),
-        *_offload_flags(traits, sum(blocks)),
+        *_offload_flags(traits, num_layers),
+        *(_exchange_flags(traits, strategy) if is_core else ()),
+        *(_kernel_flags(experiment) if is_core else ()),
+        *_expert_flags(traits, candidate.options, model.shape.num_experts),
     )
 
 
@@ -90,11 +107,14 @@ def stage_blocks(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
     return tuple(len(blocks & set(range(first, end))) for first, end in pairwise(bounds))
 
 
-def _checked(model: Model) -> Model:
-    """Return the model; refuse one whose blocks differ or are not consecutive."""
+def _checked(experiment: Experiment) -> Model:
+    """Return the model; refuse blocks that are not consecutive, or differ in what has no flag."""
+    model, shape = experiment.model, experiment.model.shape
     blocks = model.indices("block")
     distinct = {model.layers[index] for index in blocks}
-    if len(distinct) != 1 or blocks[-1] - blocks[0] >= len(blocks):
+    differ = shape.first_dense_layers or shape.attention_windows or shape.mtp_layers
+    may_differ = differ and experiment.traits.name != MEGATRON_DEEPSPEED
+    if (len(distinct) != 1 and not may_differ) or blocks[-1] - blocks[0] >= len(blocks):
         raise ValueError(f"Megatron trains a chain of equal blocks, not {model.name}")
     return model
 
@@ -107,6 +127,9 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
     embedding and head on the first and the last stage.
     """
     blocks = stage_blocks(model, all_bounds(model, strategy))
+    if model.shape.mtp_layers:
+        layout = layout_text(model, all_bounds(model, strategy))
+        return ["--pipeline-model-parallel-layout", layout] if strategy.pp > 1 else []
     if len(set(blocks)) == 1:
         part = ["--num-layers-per-virtual-pipeline-stage", str(blocks[0])]
         return part if strategy.is_interleaved else []
@@ -129,22 +152,32 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
 
 def layout_text(model: Model, bounds: Sequence[int]) -> str:
     """Return Megatron's layout text, such as ``Et*3|t*4|tL`` for stages of 3, 4 and 1 blocks."""
+    letter_of = [LETTERS.get(layer.kind, "") for layer in model.layers]
+    blocks = model.indices("block")
+    for index in blocks[len(blocks) - model.shape.mtp_layers :]:
+        letter_of[index] = "m"
     stages = []
     for first, end in pairwise(bounds):
-        letters = "".join(LETTERS.get(layer.kind, "") for layer in model.layers[first:end])
+        letters = "".join(letter_of[first:end])
         runs = [(letter, len(list(run))) for letter, run in groupby(letters)]
         stages.append("".join(f"{one}*{size}" if size > 1 else one for one, size in runs))
     return "|".join(stages)
 
 
-def _recompute_flags(candidate: Candidate) -> list[str]:
-    recompute = candidate.options.recompute
-    if recompute.kind == "none":
-        return []
-    if recompute.kind == "selective":
-        if recompute.layers is not None:
-            raise ValueError(f"Megatron recomputes selectively in all layers, found {recompute}")
-        return ["--recompute-granularity", "selective"]
+def _recompute_flags(recompute: Recompute, traits: RuntimeTraits) -> list[str]:
+    modules = [name for trait, name in RECOMPUTE_MODULES.items() if getattr(traits, trait)]
+    if recompute.kind == "selective" and recompute.layers is not None:
+        raise ValueError(f"Megatron recomputes selectively in all layers, found {recompute}")
+    if recompute.kind != "full":
+        if recompute.kind == "selective":
+            modules = ["core_attn", *modules] if modules else []
+        elif not modules:
+            return []
+        named = ("--recompute-modules", *modules) if modules else ()
+        return ["--recompute-granularity", "selective", *named]
+    if modules and recompute.layers is not None:
+        message = f"Megatron recomputes {', '.join(modules)} or whole blocks, found {recompute}"
+        raise ValueError(message)
     method, number = ("uniform", 1) if recompute.layers is None else ("block", recompute.layers)
     flags = ("granularity", "full"), ("method", method), ("num-layers", str(number))
     return [word for name, value in flags for word in (f"--recompute-{name}", value)]
@@ -170,6 +203,11 @@ def _offload_flags(traits: RuntimeTraits, num_blocks: int) -> list[str]:
 
 
 def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:
+    """Return the flags of ZeRO.
+
+    Megatron's FSDP saves checkpoints in one format only. From stage 3 on, devices that hold no
+    whole model cannot build one either, so it is built without memory and sharded.
+    """
     zero = strategy.zero
     if runtime == MEGATRON_DEEPSPEED:
         return ["--zero-stage", str(zero.stage)]
@@ -177,9 +215,67 @@ def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:
         message = f"Megatron shards weights over all data-parallel ranks, found zero_stage {zero}"
         raise ValueError(message)
     if zero.stage in _SHARDED:
-        return ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDED[zero.stage]]
+        return [
+            *("--use-megatron-fsdp", "--use-distributed-optimizer"),
+            *("--data-parallel-sharding-strategy", _SHARDED[zero.stage]),
+            *("--ckpt-format", "fsdp_dtensor"),
+            *(["--init-model-with-meta-device"] if zero.stage == MOST_ZERO_STAGE else []),
+        ]
     if not zero.stage:
         return []
     copies = (strategy.dp or 1) // zero.shards(strategy.dp or 1)
     several = ["--num-distributed-optimizer-instances", str(copies)] if copies > 1 else []
     return ["--use-distributed-optimizer", *several]
+
+
+def _exchange_flags(traits: RuntimeTraits, strategy: Strategy) -> Iterator[str]:
+    """Yield the flags for messages between replicas, tensor-parallel and context-parallel ranks."""
+    options = candidate_of(strategy).options
+    is_sharded, is_fsdp = strategy.zero.stage > 0, strategy.zero.stage in _SHARDED
+    if traits.overlaps_gradient_sync and (is_sharded or options.dp * options.cp > 1):
+        yield "--overlap-grad-reduce"
+        if traits.overlaps_weight_gather and is_sharded:
+            yield "--overlap-param-gather"
+        if not is_fsdp:
+            yield from ("--ddp-bucket-size", str(int(traits.bucket_elements)))
+    if is_fsdp and traits.waiting_elements:
+        yield from ("--suggested-communication-unit-size", str(int(traits.waiting_elements)))
+    if options.cp > 1:
+        yield from ("--cp-comm-type", _CP_KINDS[traits.context_parallel])
+    if traits.overlaps_gathers and options.sequence_parallel:
+        yield "--tp-comm-overlap"
+
+
+def _kernel_flags(experiment: Experiment) -> Iterator[str]:
+    """Yield the flags for kernels that a time was predicted with."""
+    traits, precision = experiment.traits, experiment.precision
+    fused = "auto" if traits.native_attention else "flash"
+    yield from ("--attention-backend", fused if traits.fused_attention else "unfused")
+    if not traits.fused_pointwise:
+        yield from ("--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion")
+    if traits.loss_fraction < 1:
+        yield "--cross-entropy-loss-fusion"
+    if precision == "fp8":
+        yield from ("--fp8-recipe", "tensorwise" if traits.reads_for_scales else "delayed")
+    if precision == "fp16" and traits.accumulates_fp16_in_fp32:
+        yield "--accumulate-allreduce-grads-in-fp32"
+    if not (traits.accumulates_bf16_in_fp32 or "gradients" in traits.formats.kept):
+        yield from ("--grad-reduce-in-bf16",) if precision in {"bf16", "fp8"} else ()
+    if not traits.fused_accumulation:
+        yield "--no-gradient-accumulation-fusion"
+    yield from ("--make-vocab-size-divisible-by", str(traits.vocabulary_multiple))
+
+
+def _expert_flags(traits: RuntimeTraits, options: StageOptions, num_experts: int) -> Iterator[str]:
+    """Yield the flags for products of experts and for the exchange of their tokens."""
+    if not num_experts or traits.name == MEGATRON_DEEPSPEED:
+        return
+    yield from ("--moe-grouped-gemm", "--moe-permute-fusion", "--moe-router-fusion")
+    yield from ("--moe-token-dispatcher-type",)
+    if not (traits.sends_tokens_once and options.spreads_experts):
+        yield "alltoall"
+    else:  # DeepEP takes probabilities in single precision only
+        yield from ("flex", "--moe-flex-dispatcher-backend", "deepep", "--moe-router-dtype", "fp32")
+        yield from ("--moe-deepep-num-sms", str(traits.exchange_multiprocessors))
+    if traits.overlaps_exchanges and options.ep > 1:
+        yield "--overlap-moe-expert-parallel-comm"

@@ -124,14 +124,14 @@ def test_a_norm_that_moves_is_told() -> None:
 
 def test_bridge_gets_overrides_of_the_same_strategy() -> None:
     text = text_of(bridge_overrides(chosen(MIDDLE)))
-    overrides = dict(word.split("=", 1) for word in words_of(text) if word.partition(".")[2])
+    overrides = dict(word.split("=", 1) for word in words_of(text) if re.match(r"\w+\.\w+=", word))
     assert {
         "model.pipeline_model_parallel_size": "4",
         "model.pipeline_model_parallel_layout": "'Et*3|t|t*2|L'",
         "train.micro_batch_size": "1",
     }.items() <= overrides.items()
     assert "mixed_precision=bf16_mixed" in text
-    assert "0.3.1" in text
+    assert "Megatron-Bridge 0.6" in text
 
 
 def test_torchtitan_gets_modules_of_every_stage() -> None:
@@ -153,15 +153,17 @@ def test_torchtitan_gets_modules_of_every_stage() -> None:
         "global_batch_size": 8,
         "seq_len": 128,
         "mixed_precision_param": "bfloat16",
+        "mixed_precision_reduce": "float32",
+        "disable_cuda_graphs": True,
     }
     assert values["RECOMPUTE"] == "none"
 
 
-def test_nanotron_gets_even_cuts_only() -> None:
-    record = yaml.safe_load(text_of(nanotron_config(chosen(strategy((0, 4, 9), tp=2)))))
+def test_nanotron_gets_its_own_cuts_only() -> None:
+    record = yaml.safe_load(text_of(nanotron_config(chosen(strategy((0, 5, 9), tp=2)))))
     assert record["parallelism"]["tp_mode"] == "ALL_REDUCE"
     assert record["tokens"]["batch_accumulation_per_replica"] == 8
-    with pytest.raises(ValueError, match="same number of blocks; this strategy cuts at 0 3 9"):
+    with pytest.raises(ValueError, match="at 0 5 9; this strategy cuts at 0 3 9"):
         nanotron_config(chosen(UNEVEN))
 
 
@@ -223,7 +225,7 @@ def test_a_family_that_a_program_does_not_train_is_refused() -> None:
 
 
 def test_hosts_in_another_order_are_told() -> None:
-    moved = chosen(strategy((0, 4, 9), placement=(2, 3, 0, 1)), experiment())
+    moved = chosen(strategy((0, 5, 9), placement=(2, 3, 0, 1)), experiment())
     for write in (bridge_overrides, titan_config, nanotron_config):
         notes = write(moved).notes
         assert any(
@@ -511,7 +513,7 @@ def test_kept_formats_are_told_and_read_or_refused() -> None:
     with pytest.raises(InputError, match="gradients in bf16; the experiment has the usual: set"):
         strategy_of(text, usual)
     narrow = experiment(keys="runtime: nanotron\nprecision: {gradients: bf16}\n")
-    text = text_of(nanotron_config(chosen(strategy((0, 4, 9)), narrow)))
+    text = text_of(nanotron_config(chosen(strategy((0, 5, 9)), narrow)))
     assert "accumulate_grad_in_fp32: false" in text
     with pytest.raises(ValueError, match="cannot be told gradients bf16"):
         titan_config(chosen(strategy((0, 4, 9)), narrow))
@@ -699,8 +701,8 @@ LLAMA_3_8B = (
 def test_bridge_names_the_recipe_of_a_model_that_it_has() -> None:
     base = experiment(LLAMA_3_8B, ("vocab_size: 1024", "vocab_size: 128256"))
     export = bridge_overrides(chosen(strategy((0, 35), tp=4), base))
-    assert "megatron.bridge.recipes.llama.llama3_8b_pretrain_config" in export.notes[0]
-    assert "set RECIPE to its script" in bridge_overrides(chosen(MIDDLE)).notes[-1]
+    assert "the recipe llama3_8b_pretrain_config" in export.notes[0]
+    assert "set RECIPE to yours" in bridge_overrides(chosen(MIDDLE)).notes[-1]
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -723,7 +725,7 @@ def test_overrides_switch_off_what_a_recipe_sets(stage: int) -> None:
         (megatron_script, "megatron.sh", UNEVEN),
         (bridge_overrides, "megatron-bridge.sh", UNEVEN),
         (titan_config, "amp_ray_titan.py", UNEVEN),
-        (nanotron_config, "nanotron.yaml", strategy((0, 4, 9))),
+        (nanotron_config, "nanotron.yaml", strategy((0, 5, 9))),
         (accelerate_config, "accelerate.yaml", strategy((0, 4, 9))),
     ],
 )

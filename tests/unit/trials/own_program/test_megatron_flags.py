@@ -126,9 +126,9 @@ def test_sharded_gradients_and_weights_are_those_of_its_own_fsdp() -> None:
     for stage in (2, 3):
         words = megatron_flags(experiment(), strategy([6], zero=Zero(stage=stage)))
         first = words.index("--use-megatron-fsdp")
-        found.append(words[first + 1 : first + 3])
-    name = "--data-parallel-sharding-strategy"
-    assert found == [(name, "optim_grads"), (name, "optim_grads_params")]
+        found.append(words[first + 2 : first + 6])
+    shards, form = "--data-parallel-sharding-strategy", ("--ckpt-format", "fsdp_dtensor")
+    assert found == [(shards, "optim_grads", *form), (shards, "optim_grads_params", *form)]
 
 
 def test_recompute_is_of_whole_blocks() -> None:
