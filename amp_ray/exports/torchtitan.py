@@ -342,10 +342,13 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
             f"{shape.sequence_length}; add --set model.sequence_length={length}"
         )
     model = _section(settings, "model")
-    sizes = {name: size for size, name in _MODELS.items()}
-    name = f"{model.get('name')}_{model.get('flavor')}".lower()
-    if name in sizes and sizes[name] != (shape.num_layers, shape.hidden_size):
-        layers, width = sizes[name]
+    sizes = {
+        (module, flavor.lower()): (layers, width)
+        for (layers, width, *_), (module, _, flavor) in _MODELS.items()
+    }
+    name = (str(model.get("name")).lower(), str(model.get("flavor")).lower())
+    layers, width = sizes.get(name, (shape.num_layers, shape.hidden_size))
+    if (layers, width) != (shape.num_layers, shape.hidden_size):
         raise ValueError(
             f"flavor {shown(model.get('flavor'))} has {layers} layers of width {width}; the "
             f"experiment's model has {shape.num_layers} of {shape.hidden_size}: compare it with an "

@@ -230,8 +230,10 @@ def test_a_preset_leaves_little_to_ask(tmp_path: Path) -> None:
         ((*NODES, "--batch", "8"), "--model is missing"),
         (
             (*NODES, "--batch", "8", "--model", "alpaca"),
-            "no model is named 'alpaca' (a Hugging Face config.json, or its folder, works too); "
-            "known: gpt2-1.5b",
+            (
+                "no model is named 'alpaca' (a Hugging Face config.json, or its folder, works "
+                "too); known: gpt2-1.5b"
+            ),
         ),
         (("--model", "qwen3-235b"), "too); did you mean qwen3-235b-a22b? known: gpt2-1.5b"),
         (
