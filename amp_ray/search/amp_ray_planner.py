@@ -198,7 +198,7 @@ class SpacePlanner:
             return undivided
         no_grid = traits.why_no_grid(candidate.options.tp, candidate.pp)
         if no_grid is not None:
-            return Reason(kind="degree that this runtime does not have", detail=no_grid)
+            return Reason(kind="degree that the runtime does not have", detail=no_grid)
         no_zero = traits.why_no_zero(candidate.options.zero, candidate.pp)
         if no_zero is not None:
             return Reason(kind=_zero_refusal(candidate), detail=no_zero)
@@ -334,9 +334,13 @@ class ChooseZero:
             if isinstance(result, Estimate) and result.feasible and not is_risky(result):
                 limit_s = min(limit_s, result.iteration_time_s)
         plans = [result for result in results if isinstance(result, Estimate)]
-        too_large = [choice for choice in choices if bounds[choice] == math.inf]
+        too_large = [
+            choice
+            for choice in choices
+            if isinstance(choice, Candidate) and bounds[choice] == math.inf
+        ]
         if too_large and not any(plan.feasible for plan in plans):
-            result = self.inner.plan(min(too_large, key=self._without_limits_s))
+            result = self.inner.plan(min(too_large, key=self.space.expected_s))
             results.append(result)
             plans += [result] if isinstance(result, Estimate) else []
         if not plans:
@@ -368,11 +372,6 @@ class ChooseZero:
             return None
         detail = f"shard_ranks {shard_ranks}, dp {candidate.options.dp}"
         return Reason(kind="shard_ranks do not divide dp", detail=detail)
-
-    def _without_limits_s(self, candidate: AnyCandidate) -> float:
-        """Return the time of a candidate that does not fit, with enough memory."""
-        assert isinstance(candidate, Candidate), "only grids have an infinite bound"
-        return self.space.expected_s(candidate)
 
     def with_least_memory(self, candidate: Candidate) -> Candidate:
         """Return the candidate with the most sharding and recompute, where these are open."""

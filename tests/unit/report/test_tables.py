@@ -138,13 +138,13 @@ def test_short_forms_are_explained_where_they_stand(options: StageOptions, text:
 
 
 def test_what_ranks_of_a_layer_send_is_named_after_the_degrees_that_need_it() -> None:
-    def with_options(**degrees: int) -> Estimate:
+    def with_options(tp: int, ep: int = 1) -> Estimate:
         grid = Candidate(
-            options=StageOptions(dp=4, **degrees), pp=1, micro_batch_size=1, num_micro_batches=2
+            options=StageOptions(tp=tp, dp=4, ep=ep), pp=1, micro_batch_size=1, num_micro_batches=2
         )
         return replace(bare(1.0), strategy=Strategy.uniform(grid, (0, 9)), breakdown=Breakdown())
 
-    plain, experts, wide = with_options(tp=1), with_options(tp=1, ep=2), with_options(tp=2)
+    plain, experts, wide = with_options(1), with_options(1, ep=2), with_options(2)
     assert " tp " in drawn(table(plain)).splitlines()[1]
     assert " ep " in drawn(table(plain, experts)).splitlines()[1]
     text = drawn(table(wide, experts))

@@ -134,9 +134,15 @@ def test_of_times_that_are_shown_alike_the_plainest_comes_first() -> None:
 
 
 def made(
-    seconds: float, *, chunks: int = 1, probability: float = 0.0, zero: int = 0, **degrees: int
+    seconds: float,
+    *,
+    cp: int = 1,
+    ep: int = 1,
+    chunks: int = 1,
+    probability: float = 0.0,
+    zero: int = 0,
 ) -> Estimate:
-    options = StageOptions(tp=1, dp=4, zero=Zero(stage=zero), **degrees)
+    options = StageOptions(tp=1, dp=4, cp=cp, ep=ep, zero=Zero(stage=zero))
     candidate = Candidate(
         micro_batch_size=1, options=options, pp=2, num_micro_batches=4, virtual_stages=chunks
     )
