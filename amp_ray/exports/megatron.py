@@ -83,6 +83,7 @@ _MODELS: Final[Mapping[tuple[int, int, int], tuple[str, ...]]] = {
         *("--moe-router-topk-scaling-factor", "2.5", "--moe-router-pre-softmax"),
         *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.0001"),
     ),
+    (24, 2880, 201088): ("--rotary-base", "150000", "--softmax-type", "learnable"),
     (36, 2880, 201088): ("--rotary-base", "150000", "--softmax-type", "learnable"),
 }
 """Flags of figures that no plan depends on (rotary base, router), by layers, width and vocabulary:
@@ -250,9 +251,11 @@ def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the flags of a strategy and its model, and notes on settings that have no flag."""
     is_old = chosen.experiment.traits.name == MEGATRON_DEEPSPEED
     name, optional = ("Megatron-DeepSpeed", ()) if is_old else ("Megatron-LM", _FIGURES)
+    biased, ranks = chosen.experiment.model.shape.expert_bias, chosen.strategy.stages[0].options
+    # Of gpt-oss: with --softmax-type and without --disable-bias-linear Megatron has them, too
+    optional = (*optional, *(("extra_parameters",) if biased else ()))
     check_family(chosen, name, _FAMILIES, optional=optional)
     settings_of(chosen, "Megatron-LM", _SETTINGS)
-    biased, ranks = chosen.experiment.model.shape.expert_bias, chosen.strategy.stages[0].options
     if biased and ranks.expert_tp > 1:
         message = f"Megatron-LM divides no experts with biases, found {ranks.expert_tp} ranks each"
         raise ValueError(f"{message}: set etp 1")

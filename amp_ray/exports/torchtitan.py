@@ -59,7 +59,7 @@ _OPTIONAL: Final = (
     *("num_experts", "experts_per_token", "expert_feed_forward_size", "shared_feed_forward_size"),
     *("head_size", "query_key_norm", "first_dense_layers", "key_value_rank", "query_rank"),
     *("rotary_head_size", "value_head_size", "mtp_layers", "attention_bias", "attention_windows"),
-    *("expert_bias", "clamped_activation", "scaled_rotation"),
+    *("expert_bias", "clamped_activation", "scaled_rotation", "extra_parameters"),
 )
 """Optional figures that a flavor may have; other models need one of Llama's plain blocks."""
 

@@ -253,7 +253,7 @@ def test_experts_are_told_or_refused() -> None:
     }
     assert expected.items() <= found.items()
     assert strategy_of(text_of(megatron_script(plan)), base)["ep"] == 2
-    biased = experiment(("num_layers: 6", f"{MIXTRAL}, expert_bias: true"))
+    biased = experiment(("num_layers: 6", f"{MIXTRAL}, expert_bias: true, extra_parameters: 9"))
     for model, has_flag in ((base, True), (biased, False)):
         text = text_of(megatron_script(chosen(strategy((0, 9), ep=2), model)))
         assert ("--disable-bias-linear" in text) == has_flag
