@@ -27,7 +27,7 @@ _THIS_MACHINE: Final = ("localhost", "localhost.localdomain", "ip6-localhost", "
 # Every character is harmless in a shell, a folder name, a URL and a program's options
 _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
 _TARGET: Final = re.compile(
-    rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])"
+    rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*)\])"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
 _MAX_PORT: Final = 65535

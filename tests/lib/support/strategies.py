@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.clusters.device import CATALOGUE
-from amp_ray.inputs.hostfile import HostSlots
+from amp_ray.inputs.hostfile import HostSlots, parse_target
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
@@ -29,7 +29,7 @@ RECOMPUTE = (
 )
 
 _HOST_NAMES = st.from_regex(
-    r"([A-Za-z0-9_][A-Za-z0-9._-]{0,9}@)?([A-Za-z0-9_][A-Za-z0-9._-]{0,20}|\[[0-9a-f:.]{1,9}\])"
+    r"([A-Za-z0-9_][A-Za-z0-9._-]{0,9}@)?([A-Za-z0-9_][A-Za-z0-9._-]{0,20}|\[[0-9a-f]{0,4}:[0-9a-f:.]{0,8}\])"
     r"(:[1-9][0-9]{0,3})?",
     fullmatch=True,
 )
@@ -39,7 +39,9 @@ _HOST_NAMES = st.from_regex(
 def hosts() -> st.SearchStrategy[tuple[HostSlots, ...]]:
     """Draw the lines of a hostfile: at least one host, no host twice, any numbers of slots."""
     entry = st.builds(HostSlots, host=_HOST_NAMES, num_slots=st.integers(1, 999_999_999))
-    lines = st.lists(entry, min_size=1, max_size=6, unique_by=lambda line: line.host)
+    lines = st.lists(
+        entry, min_size=1, max_size=6, unique_by=lambda line: parse_target(line.host).machine
+    )
     return lines.map(tuple)
 
 
