@@ -6,9 +6,11 @@ is an error of the command; a standard error that cannot be written is not.
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import click
@@ -77,8 +79,11 @@ class _Output(io.FileIO):
 def guard_output() -> None:
     """Make failures of standard output an `OutputError`, and ignore those of standard error.
 
-    Streams that were replaced, for instance by tests, are not changed.
+    Streams that were replaced, for instance by tests, are not changed. A standard input that was
+    closed is empty.
     """
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - to the process's end
     if sys.stdout is None or sys.stdout is sys.__stdout__:
         sys.stdout = _guarded(sys.stdout, is_log=False)
     if sys.stderr is None or sys.stderr is sys.__stderr__:
@@ -107,6 +112,7 @@ def table_console(*, wide: bool = False) -> Console:
 def run_command(command: click.Command) -> None:
     """Run a command on the process's arguments and end the process with its exit code."""
     guard_output()
+    _forget_no_sizes()
     try:
         code = _run(command)
         sys.stdout.flush()  # a later failure would have no exit code
@@ -115,6 +121,13 @@ def run_command(command: click.Command) -> None:
     except OutputError as error:
         code = _complain(str(error), TRIALS_FAILED)
     sys.exit(code)
+
+
+def _forget_no_sizes() -> None:
+    """Remove sizes of a terminal that are none, such as COLUMNS=0: rich would take them."""
+    for name in ("COLUMNS", "LINES"):
+        if re.fullmatch(r"[1-9][0-9]{0,4}", os.environ.get(name, "1")) is None:
+            del os.environ[name]
 
 
 def _run(command: click.Command) -> int:

@@ -26,6 +26,8 @@ _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
 _HTML_WIDTH: Final = 180
 
+_LEAST_WIDTH: Final = 20
+
 _MANY_ROWS: Final = 200  # from so many on, a table is drawn line by line
 
 
@@ -37,10 +39,12 @@ class Row(NamedTuple):
 
 
 def console(*, stderr: bool = False, width: int | None = None, quiet: bool = False) -> Console:
-    """Return a console that never reads text as markup."""
-    return Console(
+    """Return a console that never reads text as markup, and draws nothing narrower than a word."""
+    made = Console(
         stderr=stderr, width=width, quiet=quiet, markup=False, emoji=False, highlight=False
     )
+    made.width = max(made.width, _LEAST_WIDTH)
+    return made
 
 
 class _Table(Table):

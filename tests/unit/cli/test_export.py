@@ -71,7 +71,12 @@ def test_a_study_is_exported_by_what_it_recommends(
     ended = amp_ray("export", study, *LLAMA, "--to", "megatron-lm")
     assert f"--tensor-model-parallel-size {best['tp']} " in ended.out
     assert f"--micro-batch-size {best['micro_batch_size']} " in ended.out
-    trials = list(csv.DictReader(io.StringIO(amp_ray("export", study, *LLAMA, "--to", "csv").out)))
+    written = amp_ray("export", study, *LLAMA, "--to", "csv").out
+    (tmp_path / "trials.csv").write_text(written, encoding="utf-8")
+    again = ("--trials", f"replay:{tmp_path / 'trials.csv'}", "--study", tmp_path / "again")
+    replayed = amp_ray("tune", small, *LLAMA, *again, "--json").json
+    assert replayed["recommendation"]["strategy"] == best
+    trials = list(csv.DictReader(io.StringIO(written)))
     assert [row["outcome"] for row in trials] == ["measured"] * len(tuned.json["trials"])
     assert "COMPLETE" in amp_ray("export", study, *LLAMA, "--to", "optuna").out
     predicted = amp_ray("export", study, *LLAMA, "--to", "perfetto")

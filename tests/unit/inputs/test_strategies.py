@@ -171,6 +171,33 @@ def test_a_measurement_stands_beside_the_strategy(cells: str, expected: tuple[ob
     assert (*times, entry.peak_memory_bytes) == expected
 
 
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ("measured,1.5", (1.5, None, True)),
+        ("oom,", (None, "oom", True)),
+        ("crashed,", (None, "failed", True)),
+        ("timeout,", (None, "failed", True)),
+        ("unreachable,", (None, None, False)),
+        (",", (None, None, False)),
+    ],
+)
+def test_a_trial_of_an_exported_study_has_an_outcome(
+    cells: str, expected: tuple[object, ...]
+) -> None:
+    entry = line("outcome,measured_s,wall_s,breakdown_other,lines", f"{cells},9,x,y")
+    assert (entry.measured_s, entry.failure, entry.has_ended) == expected
+
+
+def test_the_columns_of_a_whole_strategy_count_before_it() -> None:
+    cells = json.dumps(record()).replace('"', '""')
+    entry = line("bounds,sequence_parallel,strategy", f'0 1 5,False,"{cells}"')
+    assert entry.strategy is not None
+    assert (entry.strategy.bounds, entry.strategy.sequence_parallel) == ((0, 1, 5), False)
+    with pytest.raises(InputError, match="needs tp 2 or more"):
+        line("sequence_parallel,strategy", f'TRUE,"{cells}"')
+
+
 _NO_BYTES = "peak_memory_bytes: found '.*'; expected bytes as whole numbers, separated by spaces"
 _NO_SECONDS = "expected seconds from 0 beside a measured_s in seconds"
 
