@@ -342,18 +342,15 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
             f"{shape.sequence_length}; add --set model.sequence_length={length}"
         )
     model = _section(settings, "model")
-    sizes = {
-        (module, flavor.lower()): (layers, width)
-        for (layers, width, *_), (module, _, flavor) in _MODELS.items()
-    }
-    name = (str(model.get("name")).lower(), str(model.get("flavor")).lower())
-    layers, width = sizes.get(name, (shape.num_layers, shape.hidden_size))
-    if (layers, width) != (shape.num_layers, shape.hidden_size):
-        raise ValueError(
-            f"flavor {shown(model.get('flavor'))} has {layers} layers of width {width}; the "
-            f"experiment's model has {shape.num_layers} of {shape.hidden_size}: compare it with an "
-            "experiment of its own model"
-        )
+    name, flavor = str(model.get("name")).lower(), str(model.get("flavor")).lower()
+    for (layers, width, *_), (kind, _, size) in _MODELS.items():
+        actual = shape.num_layers, shape.hidden_size
+        if (kind, size.lower()) == (name, flavor) and (layers, width) != actual:
+            raise ValueError(
+                f"flavor {shown(model.get('flavor'))} has {layers} layers of width {width}; the "
+                f"experiment's model has {shape.num_layers} of {shape.hidden_size}: compare it "
+                "with an experiment of its own model"
+            )
     float8 = _section(settings, "float8")
     is_8_bit = float8.get("enable_float8_linear") or float8.get("enable_fp8_linear")
     if (is_8_bit or _EIGHT_BIT.search(str(model.get("converters")))) and (
