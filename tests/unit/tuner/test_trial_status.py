@@ -48,7 +48,7 @@ def test_a_spread_makes_a_figure_uncertain_and_repeats_make_it_less_so(state: Tu
 
 
 def test_runs_count_by_their_errors(state: TunerState) -> None:
-    runs = [measured(1.4, spread_fraction=0.9), measured(1.0)]
+    runs = [measured(1.1, spread_fraction=0.2), measured(1.0)]
     figure = status_of(after(state, *((0, run) for run in runs))).figures[0]
     assert 1.0 < figure.measured_s < 1.02
 
