@@ -461,7 +461,8 @@ def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     names = {theirs: ours for ours, theirs in _NANOTRON_DTYPES.items()}
     if "dtype" in model:
         record["precision"] = names.get(str(model["dtype"]), str(model["dtype"]))
-    record["bounds"] = weighed_bounds(experiment.model, record["pp"])
+    bounds = weighed_bounds(experiment.model, record["pp"])
+    record["bounds"] = None if bounds is None else [*bounds]
     return record
 
 
