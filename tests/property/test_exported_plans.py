@@ -13,7 +13,7 @@ from amp_ray.runtime.ray.searching import ALONE
 from support.experiments import MemoryFiles
 from support.export_cases import PRESETS
 
-CASES = (
+CASES: tuple[tuple[str, str, int, dict[str, object]], ...] = (
     ("llama-3-8b", "nanotron", 1, {}),
     ("llama-3-8b", "fsdp2", 1, {}),
     ("llama-3-8b", "megatron-core", 1, {}),

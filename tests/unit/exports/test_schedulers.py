@@ -109,7 +109,7 @@ def test_slurm_starts_megatron_for_older_runtimes(runtime: str) -> None:
 
 
 def test_slurm_starts_nanotron_with_its_configuration(tmp_path: Path) -> None:
-    export = slurm_folder(chosen("nanotron", Strategy.uniform(GRID, (0, 4, 9))))
+    export = slurm_folder(chosen("nanotron", Strategy.uniform(GRID, (0, 5, 9))))
     assert yaml.safe_load(export.files["nanotron.yaml"])["parallelism"]["pp"] == 2
     done = batch(tmp_path, export.files, NANOTRON="/opt/nanotron")
     [last] = [line for line in done.stdout.splitlines() if line.startswith("3|")]
@@ -226,7 +226,7 @@ def test_ray_runs_the_program_of_the_runtime(runtime: str, tmp_path: Path) -> No
 
 
 def test_ray_names_the_configuration_where_it_wrote_it(tmp_path: Path) -> None:
-    plan = Strategy.uniform(GRID, (0, 4, 9))
+    plan = Strategy.uniform(GRID, (0, 5, 9))
     [text] = ray_script(with_variables(chosen("nanotron", plan))).files.values()
     done = run_ray(tmp_path, text, NANOTRON=str(tmp_path / "nanotron"))
     argv, *_ = json.loads(done.stdout.splitlines()[-1])
