@@ -14,8 +14,10 @@ from amp_ray.inputs.yaml_text import MOST_LEVELS
 MOST_SECONDS: Final = 1e6  # seconds of one iteration or one layer: eleven days
 
 _TOO_DEEP: Final = f"nested more than {MOST_LEVELS} levels deep"
-_KEY_PART: Final = r"""(?:(?<![\w-])[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
-_TOO_DEEP_KEY: Final = re.compile(rf"(?:{_KEY_PART}\.[ \t]*+){{{MOST_LEVELS}}}", re.ASCII)
+_KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_TOO_DEEP_KEY: Final = re.compile(
+    rf"(?:^|[\[{{,])[ \t]*+(?:{_KEY_PART}\.[ \t]*+){{{MOST_LEVELS}}}", re.ASCII | re.MULTILINE
+)
 """A dotted key of TOML, whose reading takes memory by the square of its parts."""
 
 _MOST_DIGITS: Final = 300

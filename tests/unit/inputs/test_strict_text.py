@@ -1,9 +1,13 @@
+import tracemalloc
+
 import pytest
 
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.strict_text import (
     is_count,
+    parse_any_json,
     parse_json,
+    parse_toml,
     read_count,
     read_rows,
     read_seconds,
@@ -67,3 +71,32 @@ def test_a_count_below_the_lowest_is_refused_with_its_place(cell: str | None) ->
 )
 def test_seconds_are_read_or_none(cell: str | None, seconds: float | None) -> None:
     assert read_seconds(cell) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a." * 20_000 + "a = 1", "x:1: cannot be read as TOML: a key of more than 50 parts"),
+        (
+            'x = 1\n["' + '" . "' * 20_000 + '"]',
+            "x:2: cannot be read as TOML: a key of",
+        ),
+        ("x = " + "[" * 20_000, "nested more than 50 levels deep"),
+        ("x = " + "[" * 51 + "]" * 51, "nested more than 50 levels deep"),
+        ("x = 1\ny = !\n", "x:2: cannot be read as TOML: Invalid value"),
+    ],
+)
+def test_toml_nested_too_deeply_is_refused_before_it_takes_memory(text: str, message: str) -> None:
+    tracemalloc.start()
+    with pytest.raises(InputError, match=message):
+        parse_toml(text, file="x")
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("depth", [51, 900, 100_000])
+def test_json_nested_too_deeply_is_refused(depth: int) -> None:
+    with pytest.raises(InputError, match="nested more than 50 levels deep"):
+        parse_any_json("[" * depth + "]" * depth, file="x")
+    assert parse_any_json("[" * 50 + "]" * 50, file="x")
+    assert parse_toml('x = "' + "a. b." * 100 + '"', file="x")

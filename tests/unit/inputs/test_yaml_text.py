@@ -1,11 +1,14 @@
 import math
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
+from amp_ray.inputs.yaml_text import Document, parse_yaml, shown_change, with_changes
 
 TEXT = """\
 name: x
@@ -167,7 +170,7 @@ def test_a_change_sets_one_key(change: str, path: tuple[str | int, ...], value: 
         ("name", "expected KEY=VALUE"),
         ("=3", "expected KEY=VALUE"),
         ("a..b=3", "expected KEY=VALUE"),
-        ("nodes.2.count=1", "found 2 for a list of 2"),
+        ("nodes.2.count=1", "found '2' for a list of 2"),
         ("nodes.count=1", "found 'count' for a list of 2"),
         ("name.x=1", "'x' leads into a plain value, which has no keys"),
         ("name=[1", "not valid YAML"),
@@ -177,3 +180,58 @@ def test_a_change_sets_one_key(change: str, path: tuple[str | int, ...], value: 
 def test_a_change_that_leads_nowhere_is_refused(change: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         with_changes(parse_yaml(TEXT, file="x"), [change])
+
+
+DOCUMENT = "{a: [1, {b: 2}], environment: {x: y}, command: [run]}"
+WORDS = ["a", "b", "0", "1", "-1", "00", "9" * 5000, "x", "environment", "", "\u0663"]
+PART = st.sampled_from(WORDS)
+
+
+@given(parts=st.lists(PART, min_size=1, max_size=4), long=st.booleans(), value=st.text(max_size=9))
+def test_any_key_is_set_or_refused(parts: list[str], *, long: bool, value: str) -> None:
+    key = ".".join(parts * 60 if long else parts)
+    with suppress(InputError):
+        changed = with_changes(parse_yaml(DOCUMENT, file="x"), [f"{key}={value}"])
+        [path] = changed.changes
+        assert ".".join(map(str, path)) == key.strip()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("environment.0=1", {"environment": {"x": "y", "0": 1}}),
+        ("a.1.b=3", {"a": [1, {"b": 3}]}),
+        ("a.01=3", "'01' for a list of 2; its entries count from 0"),
+        ("a.b=3", "'b' for a list of 2"),
+        ("a.0.1=3", "'1' leads into a plain value"),
+        (".".join("x" * 51) + "=1", "a key of more than 50 parts"),
+    ],
+)
+def test_numbers_are_places_in_lists_and_names_in_mappings(change: str, expected: object) -> None:
+    document = parse_yaml(DOCUMENT, file="x")
+    if isinstance(expected, dict):
+        assert with_changes(document, [change]).values == {**document.values, **expected}
+        return
+    with pytest.raises(InputError, match=str(expected)):
+        with_changes(document, [change])
+
+
+HIDDEN = "(not kept: it looks secret)"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            "environment={A_TOKEN: s3, B: b},{A_TOKEN: s4}",
+            f'environment=[{{"A_TOKEN": "{HIDDEN}", "B": "b"}}, {{"A_TOKEN": "{HIDDEN}"}}]',
+        ),
+        ("environment.A_TOKEN=s3", f"environment.A_TOKEN={HIDDEN}"),
+        ("command=[run, --api-key, s3]", f'command=["run", "--api-key", "{HIDDEN}"]'),
+        ("environment={A_TOKEN: s3", f"environment={HIDDEN}"),
+        ("name=a key to tokens", "name=a key to tokens"),
+        ("tokens=1e12,2e12", "tokens=1e12,2e12"),
+    ],
+)
+def test_secret_values_of_a_change_are_not_shown(change: str, expected: str) -> None:
+    assert shown_change(change) == expected
