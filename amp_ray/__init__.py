@@ -11,28 +11,42 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Calibration",
+    "Checkup",
+    "Differences",
     "Estimate",
     "Experiment",
     "Explanation",
+    "Exported",
     "Plan",
     "Scores",
     "Strategy",
     "Study",
+    "StudyState",
     "Sweep",
     "__version__",
     "calibrate",
+    "diff",
+    "doctor",
     "explain",
+    "export",
+    "init",
     "load",
     "plan",
     "score",
+    "show",
     "sweep",
     "tune",
     "write_report",
 ]
 
+_APART = {"Differences": "differences", "diff": "differences"}
+_APART |= {"Exported": "exports", "export": "exports"}
+"""Modules of names that few programs use, and that take long to import."""
+
 if TYPE_CHECKING:
     from amp_ray.api import (
         Calibration,
+        Checkup,
         Estimate,
         Experiment,
         Explanation,
@@ -40,16 +54,22 @@ if TYPE_CHECKING:
         Scores,
         Strategy,
         Study,
+        StudyState,
         Sweep,
         calibrate,
+        doctor,
         explain,
+        init,
         load,
         plan,
         score,
+        show,
         sweep,
         tune,
         write_report,
     )
+    from amp_ray.api.differences import Differences, diff
+    from amp_ray.api.exports import Exported, export
 
 else:
 
@@ -57,7 +77,8 @@ else:
         """Load a public name when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module("amp_ray.api"), name)
+        place = f"amp_ray.api.{_APART[name]}" if name in _APART else "amp_ray.api"
+        value = globals()[name] = getattr(import_module(place), name)
         return value
 
 

@@ -5,15 +5,18 @@ from amp_ray.api.functions import (
     Options,
     StudyOptions,
     calibrate,
+    doctor,
     explain,
+    init,
     load,
     plan,
     score,
+    show,
     sweep,
     tune,
     write_report,
 )
-from amp_ray.api.results import Explanation, Plan, Scores, Study, Sweep
+from amp_ray.api.results import Checkup, Explanation, Plan, Scores, Study, StudyState, Sweep
 from amp_ray.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
@@ -21,6 +24,7 @@ from amp_ray.strategies.strategy import Strategy
 
 __all__ = [
     "Calibration",
+    "Checkup",
     "CostModel",
     "Estimate",
     "Experiment",
@@ -31,12 +35,16 @@ __all__ = [
     "Strategy",
     "Study",
     "StudyOptions",
+    "StudyState",
     "Sweep",
     "calibrate",
+    "doctor",
     "explain",
+    "init",
     "load",
     "plan",
     "score",
+    "show",
     "sweep",
     "tune",
     "write_report",

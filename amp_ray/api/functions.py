@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from rich.console import Console
 
-from amp_ray.api.results import Explanation, Plan, Scores, Study, Sweep
+from amp_ray.api.keywords import checks_keywords
+from amp_ray.api.results import (
+    NUM_SHOWN,
+    Checkup,
+    Explanation,
+    Plan,
+    Scores,
+    Study,
+    StudyState,
+    Sweep,
+)
 from amp_ray.calibration import Calibration, Choice, calibration_to_json
 from amp_ray.calibration import calibrate as fit
 from amp_ray.calibration.intervals import score_with_intervals
@@ -19,6 +29,7 @@ from amp_ray.cost.model import CostModel as OurCostModel
 from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.inputs.experiment import Experiment, Objective, launchable_only, without_hosts
 from amp_ray.report.console import console as quiet_console
+from amp_ray.report.views import fitting_text
 from amp_ray.runtime.files import (
     document_of,
     load_experiment,
@@ -27,11 +38,19 @@ from amp_ray.runtime.files import (
     with_calibration,
     write_output,
     write_result,
+    write_text,
 )
-from amp_ray.runtime.first_file import keys_of_presets
-from amp_ray.runtime.planning import Planned, plan_experiment, replan
+from amp_ray.runtime.first_file import answers_of, experiment_text, keys_of_presets
+from amp_ray.runtime.planning import Planned, batch_remarks, plan_experiment, replan
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.variants import Variants, advise, combinations_of
+from amp_ray.runtime.variants import (
+    Advice,
+    Variant,
+    Variants,
+    advise,
+    combinations_of,
+    ways_to_fit,
+)
 from amp_ray.search.planner import AMP_RAY, PlannerChoice, choose_planner, load_planner
 from amp_ray.search.rows import SCHEMA, difference, link_records, row, stage_records
 from amp_ray.search.run import NUM_INTERVALS, score_given, with_remedies
@@ -100,8 +119,28 @@ class Presets(TypedDict, total=False):
     sequence_length: int
 
 
+class NodeOptions(Presets, total=False):
+    """Keywords of `init`: those of `Presets`, and a node in place of a preset's.
+
+    Attributes:
+        device: The board, as the catalogue names it.
+        slots: Devices of a node.
+        inter_gbit_per_s: Line rate of a node's network interfaces together.
+    """
+
+    device: str
+    slots: int
+    inter_gbit_per_s: float
+
+
 class PlanOptions(Presets, Options, total=False):
-    """Keywords of `plan`: those of `Options` and `Presets`."""
+    """Keywords of `plan`: those of `Options` and `Presets`.
+
+    Attributes:
+        top: Number of first rows, to return exactly and to draw, in place of ``num_rows``.
+    """
+
+    top: int
 
 
 class StudyOptions(Options, total=False):
@@ -167,6 +206,7 @@ class _Searching:
             self.progress(done, total)
 
 
+@checks_keywords
 def load(
     source: Source | None = None,
     *,
@@ -213,6 +253,13 @@ def _source(source: Any, presets: Presets) -> Source:  # noqa: ANN401 - checked 
     if source is not None and not isinstance(source, Experiment | Mapping | str | os.PathLike):
         message = f"found {source!r}; expected the path of an experiment file, or its keys"
         raise InputError(message)
+    _check_presets(source, presets)
+    checked: Source = keys_of_presets(answers_of(**presets)) if source is None else source
+    return checked
+
+
+def _check_presets(source: object, presets: Presets) -> None:
+    """Refuse presets beside a source, and presets that are not all there."""
     needed = ("model", "cluster", "nodes", "batch")
     missing = [name for name in needed if name not in presets]
     if source is not None and presets:
@@ -221,10 +268,9 @@ def _source(source: Any, presets: Presets) -> Source:  # noqa: ANN401 - checked 
     if source is None and missing:
         message = f"expected a source, or {', '.join(needed)}; missing: {', '.join(missing)}"
         raise InputError(message)
-    checked: Source = keys_of_presets(**presets) if source is None else source
-    return checked
 
 
+@checks_keywords
 def plan(
     source: Source | None = None,
     *,
@@ -234,6 +280,7 @@ def plan(
     without: Sequence[str] = (),
     before: AnyPath | None = None,
     only: Sequence[str] | None = None,
+    changes: Sequence[str] = (),
     num_rows: int | None = NUM_INTERVALS,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
     **options: Unpack[PlanOptions],
@@ -251,6 +298,7 @@ def plan(
             first.
         only: Dimensions to search, such as ``tp``, ``dp`` and ``pp``; others are off, or as the
             experiment sets them. Default: all that the runtime can combine.
+        changes: See `load`.
         num_rows: Number of first rows to return exactly. A search of many candidates leaves out
             those that are proven to rank below them, which is much faster. None returns a row for
             every candidate.
@@ -271,21 +319,27 @@ def plan(
         >>> best.strategy.pp, best.strategy.tp * best.strategy.dp
         (1, 8)
     """
+    top = options.pop("top", None)
+    num_rows = top or num_rows
     presets = {name: value for name, value in options.items() if name in Presets.__annotations__}
     searching = _Searching(
         **{name: value for name, value in options.items() if name not in presets}  # type: ignore[arg-type] # by name
     )
-    source = _source(source, cast("Presets", presets))
-    whole, choice = searching.load(source, cost_model=cost_model)
+    checked = _source(source, cast("Presets", presets))
+
+    def narrowed(more: Sequence[str] = ()) -> tuple[Experiment, PlannerChoice]:
+        whole, choice = searching.load(checked, changes, cost_model=cost_model, more=more)
+        experiment = without_hosts(whole, () if more else without)
+        if launchable:
+            experiment = launchable_only(experiment)
+        if only is not None:
+            with placed(Where(file="--only"), ValueError):
+                experiment = experiment.only(only)
+        return replace(experiment, objective=objective or experiment.objective), choice
+
+    experiment, choice = narrowed()
     if before is not None and not choice.traits.has_constants:
         raise InputError(f"--from compares plans by cost model {AMP_RAY}; {choice.name} cannot")
-    experiment = without_hosts(whole, without)
-    if launchable:
-        experiment = launchable_only(experiment)
-    if only is not None:
-        with placed(Where(file="--only"), ValueError):
-            experiment = experiment.only(only)
-    experiment = replace(experiment, objective=objective or experiment.objective)
     if before is not None and num_rows is not None:
         num_rows = max(num_rows, NUM_INTERVALS)  # among their ties, the least moves come first
     planned = plan_experiment(
@@ -297,10 +351,31 @@ def plan(
         leading=leading,
     )
     if before is not None:
+        whole, _ = searching.load(checked, changes)
         planned = replan(planned, Path(before), whole.cluster)
-    return Plan(planned=planned)
+    if planned.ranking.best is not None:
+        planned = replace(planned, remarks=batch_remarks(planned, choice))
+        return Plan(planned=planned, num_shown=top or NUM_SHOWN)
+    variants = Variants(load=narrowed, workers=searching.by, num_rows=1)
+    return Plan(planned=planned, ways_to_fit=_ways_to_fit(variants, planned, checked, changes))
 
 
+def _ways_to_fit(
+    variants: Variants, planned: Planned, source: Source, changes: Sequence[str]
+) -> tuple[Advice, ...]:
+    """Return the changes with which a plan exists; none for an experiment without its keys."""
+    if isinstance(source, Experiment):
+        return ()
+    today = Variant(changes=(), planned=planned, problem="")
+    return ways_to_fit(variants, today, _values(source, changes))
+
+
+def _values(source: AnyPath | Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
+    keys = source if isinstance(source, Mapping) else Path(source)
+    return document_of(keys, changes).values
+
+
+@checks_keywords
 def score(
     source: Source,
     strategies: Strategies,
@@ -349,6 +424,7 @@ def score(
     )
 
 
+@checks_keywords
 def sweep(
     source: Source,
     sets: Mapping[str, Sequence[Any]] | Sequence[str],
@@ -384,10 +460,21 @@ def sweep(
     )
     points = variants.plan_all(combinations_of(sets), searching.tell)
     named = source if isinstance(source, Mapping) else {"name": Path(str(source)).name}
-    first = next(point.planned for point in points if point.planned is not None)
-    return Sweep(name=str(named.get("name")), cost_model=first.cost_model, points=points)
+    first = next(point for point in points if point.planned is not None)
+    assert first.planned is not None
+    ways: tuple[Advice, ...] = ()
+    if not (isinstance(source, Experiment) or any(point.best for point in points)):
+        others = replace(variants, load=lambda more: variants.load((*first.changes, *more)))
+        ways = ways_to_fit(others, first, _values(source, first.changes))
+    return Sweep(
+        name=str(named.get("name")),
+        cost_model=first.planned.cost_model,
+        points=points,
+        ways_to_fit=ways,
+    )
 
 
+@checks_keywords
 def explain(
     source: Source,
     *,
@@ -422,12 +509,92 @@ def explain(
     today = variants.plan(())
     if today.planned is None:
         raise InputError(today.problem)
-    record = _explained(today.planned, position)
+    record, values = _explained(today.planned, position), _values(source, changes)
+    fitting = () if today.best else ways_to_fit(variants, today, values)
     if advice:
-        keys = document_of(source if isinstance(source, Mapping) else Path(source), changes)
-        helpful = advise(variants, today, keys.values, searching.tell)
-        record["advice"] = [change.to_json() for change in helpful]
-    return Explanation(record=record, problem=today.problem)
+        helpful = advise(variants, today, values, searching.tell)
+        record["advice"] = [change.to_json() for change in (*fitting, *helpful)]
+    ways = fitting_text([way.to_json() for way in fitting])
+    return Explanation(record=record, problem=f"{today.problem}{ways}")
+
+
+@checks_keywords
+def show(study: AnyPath) -> StudyState:
+    """Return the trials of a study so far; nothing is locked or changed.
+
+    Raises:
+        InputError: If the folder is no study.
+    """
+    from amp_ray.runtime.study.reading import study_state
+
+    return StudyState(record=study_state(Path(study)))
+
+
+@checks_keywords
+def doctor(
+    source: Source,
+    *,
+    trials: Literal["ssh", "local"] | None = None,
+    changes: Sequence[str] = (),
+) -> Checkup:
+    """Check every host of an experiment; nothing on them is changed.
+
+    Args:
+        source: See `load`.
+        trials: Where trials would run; None for what the experiment says.
+        changes: See `load`.
+
+    Raises:
+        InputError: If something does not fit, or the experiment names no hosts.
+    """
+    from amp_ray.runtime.doctor import diagnose
+    from amp_ray.runtime.hosts.host import host_maker
+    from amp_ray.runtime.profile.parts import load_unprofiled
+
+    if isinstance(source, Experiment | Mapping):
+        experiment = load(source, changes=changes)
+    else:
+        experiment = load_unprofiled(Path(source), tuple(changes))
+    if trials is not None:
+        experiment = replace(experiment, trials=replace(experiment.trials, backend=trials))
+    return Checkup(diagnosis=diagnose(experiment, host_maker(experiment)))
+
+
+@checks_keywords
+def init(
+    output: AnyPath | None = None, *, name: str | None = None, **options: Unpack[NodeOptions]
+) -> str:
+    """Return the text of a first experiment file, as ``amp-ray init`` writes it.
+
+    Args:
+        output: File to write; it must not exist yet.
+        name: Name of the experiment; by default that of the file, or the model.
+        options: Model, cluster, nodes and batch, see `Presets`; or a board, see `NodeOptions`.
+
+    Raises:
+        InputError: If a name is unknown, a number is wrong, or the file exists.
+
+    Example:
+        >>> import amp_ray as amp
+        >>> amp.init(model="llama-3-8b", cluster="dgx-h100", nodes=4, batch=512).split()[:4]
+        ['#', 'An', 'experiment', 'of']
+    """
+    path = None if output is None else Path(output)
+    if path is not None and path.exists():
+        message = "is there already; name another file by -o"
+        raise InputError(message, where=Where(file=str(path)))
+    node = {key: value for key, value in options.items() if key not in Presets.__annotations__}
+    presets = {key: value for key, value in options.items() if key not in node}
+    if {"device", "slots"} <= node.keys():
+        presets.setdefault("cluster", "")
+    _check_presets(None, cast("Presets", presets))
+    answers = answers_of(**presets)  # type: ignore[arg-type] # by name
+    answers = replace(answers, nodes=({**answers.nodes[0], **node},))
+    named = name or (answers.name if path is None else path.stem)
+    text = experiment_text(replace(answers, name=named), path or Path("experiment.yaml"))
+    if path is not None:
+        write_text(path, text)
+    return text
 
 
 def _explained(planned: Planned, position: int) -> dict[str, Any]:
@@ -461,6 +628,7 @@ def _explained(planned: Planned, position: int) -> dict[str, Any]:
     return record
 
 
+@checks_keywords
 def write_report(
     source: Source,
     output: AnyPath,
@@ -496,13 +664,14 @@ def write_report(
             )
         record = study_record(read_study(Path(source)), source=str(source))
     else:
-        experiment = load(source, changes=changes)
-        name = "EXPERIMENT.yaml" if isinstance(source, Mapping) else str(experiment.source.file)
-        planned = plan(experiment, cost_model=cost_model, **options).planned
-        record = plan_record(planned, source=name)
+        drawn = plan(source, changes=changes, cost_model=cost_model, **options)
+        file = drawn.experiment.source.file
+        name = "EXPERIMENT.yaml" if isinstance(source, Mapping) else str(file)
+        record = plan_record(drawn.planned, source=name, why_none=drawn.why_none())
     write_output(target, page(record))
 
 
+@checks_keywords
 def calibrate(
     source: Source,
     measurements: AnyPath,
@@ -538,6 +707,7 @@ def calibrate(
     return calibration
 
 
+@checks_keywords
 def tune(
     source: Source,
     *,

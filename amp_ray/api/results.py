@@ -1,11 +1,11 @@
 """Results of the functions: values that terminals and notebooks show as tables."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -19,9 +19,9 @@ from amp_ray.redaction import redact_at
 from amp_ray.report.console import html_of
 from amp_ray.report.strategy_text import head_text
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
-from amp_ray.report.views import SweepView, explanation_view
+from amp_ray.report.views import SweepView, diagnosis_view, explanation_view, fitting_text
 from amp_ray.runtime.planning import Planned, Replanned
-from amp_ray.runtime.variants import Variant, knee, linear_fractions
+from amp_ray.runtime.variants import Advice, Variant, knee, linear_fractions
 from amp_ray.search.planner import Planner
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.search.space import searched_dimensions
@@ -29,9 +29,11 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import counted, figure_text
 
 if TYPE_CHECKING:
+    from amp_ray.runtime.doctor import Diagnosis
     from amp_ray.runtime.study.result import StudyResult
 
-_SHOWN: Final = 10  # default number of a plan's strategies to show
+_Row = TypeVar("_Row")
+NUM_SHOWN: Final = 10  # default number of a plan's strategies to show
 
 
 class Shown(ABC):
@@ -65,17 +67,41 @@ class Shown(ABC):
         return html_of(self.drawn())
 
 
+class Listed(Shown, Sequence[_Row]):
+    """A result that is a sequence of its rows."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> tuple[_Row, ...]:
+        """The rows, in order."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> _Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_Row]: ...
+
+    def __getitem__(self, index: int | slice) -> _Row | Sequence[_Row]:
+        return self.rows[index]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan(Shown):
-    """The ranked strategies of an experiment.
+class Plan(Listed[Result]):
+    """The ranked strategies of an experiment; a sequence of its `results`.
 
     Args:
         planned: The outcome of the search.
         num_shown: Number of feasible strategies to draw; None draws all, including infeasible ones.
+        ways_to_fit: If none can run, the smallest change of settings and the smallest cluster with
+            which one can.
     """
 
     planned: Planned
-    num_shown: int | None = _SHOWN
+    num_shown: int | None = NUM_SHOWN
+    ways_to_fit: tuple[Advice, ...] = ()
 
     @property
     def experiment(self) -> Experiment:
@@ -86,6 +112,11 @@ class Plan(Shown):
     def results(self) -> tuple[Result, ...]:
         """All planned candidates, best first; infeasible ones last."""
         return self.planned.ranking.results
+
+    @property
+    def rows(self) -> tuple[Result, ...]:
+        """The results."""
+        return self.results
 
     @property
     def num_candidates(self) -> int:
@@ -104,14 +135,19 @@ class Plan(Shown):
         return tuple(result for result in first if isinstance(result, Estimate))
 
     def why_none(self) -> str | None:
-        """Return why no strategy can run, and the closest one; None if one can run."""
+        """Return why no strategy can run, the closest one, and what would do; None if one can."""
         if self.feasible:
             return None
-        return self.planned.why_none()
+        return f"{self.planned.why_none()}{fitting_text(self._ways)}"
+
+    @property
+    def _ways(self) -> list[dict[str, Any]]:
+        return [way.to_json() for way in self.ways_to_fit]
 
     def to_json(self, *, num_rows: int | None = None) -> dict[str, Any]:
         """Return the object of ``plan --json``; ``num_rows`` None includes every candidate."""
-        return self.planned.to_json(num_rows=num_rows)
+        record = self.planned.to_json(num_rows=num_rows)
+        return {**record, "ways_to_fit": self._ways} if self.ways_to_fit else record
 
     def records(self) -> list[dict[str, Any]]:
         """Return a flat mapping per candidate.
@@ -132,7 +168,9 @@ class Plan(Shown):
         )
         table = ranking_table(ranking, experiment, title=title, num_rows=self.num_shown)
         searched = searched_dimensions(experiment)
-        return Group(table, Text(f"searched: {', '.join(searched)}")) if searched else table
+        lines = [f"searched: {', '.join(searched)}"] if searched else []
+        lines += [f"remark: {remark}" for remark in self.planned.remarks]
+        return Group(table, *map(Text, lines)) if lines else table
 
     def drawn_moves(self) -> RenderableType | None:
         """Draw the state to move to the best strategy, after a plan with ``before``; else None."""
@@ -147,7 +185,7 @@ class Plan(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Scores(Shown):
+class Scores(Listed[Result]):
     """Estimates of the given strategies, in their order; a sequence of results.
 
     Args:
@@ -160,14 +198,10 @@ class Scores(Shown):
     results: tuple[Result, ...]
     not_read: tuple[NotRead, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, index: int) -> Result:
-        return self.results[index]
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self.results)
+    @property
+    def rows(self) -> tuple[Result, ...]:
+        """The results."""
+        return self.results
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of ``score --json``."""
@@ -196,16 +230,23 @@ class Scores(Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Sweep(Shown):
-    """The best plans of an experiment for every value of some keys.
+class Sweep(Listed[Variant]):
+    """The best plans of an experiment for every value of some keys; a sequence of its points.
 
     Args:
         points: The plans, in the order of the values; the last key's value changes first.
+        ways_to_fit: If no point has a plan, further changes with which the first one has.
     """
 
     name: str
     cost_model: str
     points: tuple[Variant, ...]
+    ways_to_fit: tuple[Advice, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Variant, ...]:
+        """The points."""
+        return self.points
 
     @property
     def knee(self) -> Variant | None:
@@ -216,6 +257,13 @@ class Sweep(Shown):
     def bests(self) -> tuple[Estimate | None, ...]:
         """The best plan of each point; None if none can run."""
         return tuple(point.best for point in self.points)
+
+    def why_none(self) -> str | None:
+        """Return why the first point has no plan, and what would do; None if some point has one."""
+        if any(self.bests):
+            return None
+        problem = next(point.problem for point in self.points if point.planned is not None)
+        return f"{problem}{fitting_text([way.to_json() for way in self.ways_to_fit])}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of ``sweep --json``."""
@@ -273,6 +321,55 @@ class Explanation(Shown):
     def drawn(self) -> RenderableType:
         """Draw the explanation."""
         return explanation_view(self.record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StudyState(Shown):
+    """The trials of a study so far.
+
+    Args:
+        record: The object of ``show --json``.
+    """
+
+    record: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of ``show --json``."""
+        return self.record
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat mapping per trial."""
+        return [flat_row(trial) for trial in self.record["trials"]]
+
+    def drawn(self) -> RenderableType:
+        """Draw the trials."""
+        from amp_ray.report.study import state_view
+
+        return state_view(self.record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Checkup(Shown):
+    """What the doctor found on the hosts of an experiment."""
+
+    diagnosis: "Diagnosis"
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing prevents trials."""
+        return not self.diagnosis.errors
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of ``doctor --json``."""
+        return self.diagnosis.to_json()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a mapping per finding."""
+        return [finding.to_json() for finding in self.diagnosis.findings]
+
+    def drawn(self) -> RenderableType:
+        """Draw the findings, with the command that mends each."""
+        return diagnosis_view(self.diagnosis, show_all=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,15 +1,16 @@
 """Commands for files of other programs: `export` writes them, `import` reads them."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from amp_ray import api, guests
-from amp_ray.cli.exits import SUCCESS, tell
+from amp_ray.api.exports import FOLDERS, TARGETS, make_empty
+from amp_ray.api.exports import export as write_export
+from amp_ray.cli.exits import tell
 from amp_ray.cli.options import (
     STDOUT,
     cost_model_option,
@@ -23,19 +24,7 @@ from amp_ray.cli.options import (
 )
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import CATALOGUE, is_cpu
-from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.model import CostModel
-from amp_ray.cost.timeline import predicted_timeline
-from amp_ray.errors import InputError, NotFeasibleError, Where, placed, shown
-from amp_ray.exports.chosen import Chosen, Export
-from amp_ray.exports.configs import accelerate_config, nanotron_config
-from amp_ray.exports.megatron import bridge_overrides, megatron_script
-from amp_ray.exports.our_program import deepspeed_folder
-from amp_ray.exports.rows import csv_table, optuna_script
-from amp_ray.exports.schedulers import ray_script, slurm_folder
-from amp_ray.exports.torchtitan import titan_config
-from amp_ray.exports.trace import trace
-from amp_ray.inputs.experiment import Experiment
+from amp_ray.errors import InputError, Where, shown
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profiles.nccl_tests import COLLECTIVES, parse_nccl_tests
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, RANGES, read_trace, trace_folder
@@ -43,30 +32,7 @@ from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
 from amp_ray.runtime.profile.links import links_of_tests, links_yaml
 from amp_ray.runtime.profile.parts import load_unprofiled
-from amp_ray.runtime.study.reading import ReadStudy, read_study
-from amp_ray.search.rows import strategy_rows
 from amp_ray.trials.profile.tables import model_text
-from amp_ray.units import counted
-
-_OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
-    "accelerate": accelerate_config,
-    "deepspeed": deepspeed_folder,
-    "megatron-bridge": bridge_overrides,
-    "megatron-lm": megatron_script,
-    "nanotron": nanotron_config,
-    "ray-train": ray_script,
-    "slurm": slurm_folder,
-    "torchtitan": titan_config,
-}
-"""Writers of formats for one strategy."""
-
-_TRACE: Final = "perfetto"  # needs the cost model, and timelines of trials
-_FOLDERS: Final = ("deepspeed", "metis", "slurm")  # formats of several files
-_OF_ALL: Final = ("csv", "optuna")  # formats of all strategies
-
-_TARGETS: Final = sorted(
-    [*_OF_ONE, *_OF_ALL, _TRACE, *guests.STRATEGY_EXPORTS, *guests.EXPERIMENT_EXPORTS]
-)
 
 
 @click.command()
@@ -75,9 +41,9 @@ _TARGETS: Final = sorted(
     "--to",
     "target",
     required=True,
-    type=click.Choice(_TARGETS),
+    type=click.Choice(TARGETS),
     metavar="FORMAT",
-    help=f"{', '.join(_TARGETS)}: a program's flags or configuration for one strategy; csv and "
+    help=f"{', '.join(TARGETS)}: a program's flags or configuration for one strategy; csv and "
     "optuna: all strategies; metis: hostfile, clusterfile.json and a folder profile.",
 )
 @click.option(
@@ -93,7 +59,7 @@ _TARGETS: Final = sorted(
 )
 @output_option(
     "PATH",
-    f"File to write; for {', '.join(_FOLDERS)} a folder that is new or empty. Default: "
+    f"File to write; for {', '.join(FOLDERS)} a folder that is new or empty. Default: "
     "standard output.",
     required=False,
 )
@@ -110,7 +76,7 @@ def export(
     output: Path | None,
     hostfile_path: Path | None,
     cost_model: api.CostModel | None,
-) -> int:
+) -> None:
     """Write a strategy, an experiment or a study as files of other programs.
 
     A study's folder may stand in place of the experiment file. What a program cannot express is
@@ -120,148 +86,21 @@ def export(
     metis: a profile of Metis is written as it was measured; for any other profile our cost model
     predicts the times.
     """
-    if output is None and target in _FOLDERS:
+    if output is None and target in FOLDERS:
         raise InputError(f"--to {target} writes several files: name a folder by -o")
-    study = read_study(experiment_path, changes) if experiment_path.is_dir() else None
-    source = study or api.load(experiment_path, changes=changes)
-    if target in {*_OF_ONE, *guests.STRATEGY_EXPORTS, _TRACE}:
-        chosen = replace(
-            _chosen(source, strategies_path, position, cost_model), file=_file_name(output)
-        )
-        if hostfile_path is not None:
-            chosen = replace(chosen, experiment=_named(experiment_path, changes, hostfile_path))
-        where = chosen.experiment.where("profile" if target in guests.STRATEGY_EXPORTS else "")
-        with placed(where, ValueError):
-            files = _trace(chosen, study) if target == _TRACE else _writer(target)(chosen)
-        _write(files, output, chosen.title, is_folder=target in _FOLDERS)
-        return SUCCESS
-    if position is not None or strategies_path is not None:
-        message = f"--to {target} writes no single strategy: leave --position and --strategies out"
-        raise InputError(message)
-    if target in guests.EXPERIMENT_EXPORTS:
-        experiment = source.experiment if isinstance(source, ReadStudy) else source
-        if hostfile_path is not None:
-            experiment = _named(experiment_path, changes, hostfile_path)
-        make = guests.load(guests.EXPERIMENT_EXPORTS[target], f"--to {target}")
-        files, title = make(experiment)
-        _write(files, output, title, is_folder=target in _FOLDERS)
-    elif hostfile_path is not None:
-        raise InputError(f"--to {target} tells no program its hosts: leave --hostfile out")
-    else:
-        _export_all(source, target, output, cost_model)
-    return SUCCESS
-
-
-def _writer(target: str) -> Callable[[Chosen], Export]:
-    """Return the function that writes one strategy for a program."""
-    if target in _OF_ONE:
-        return _OF_ONE[target]
-    writer: Callable[[Chosen], Export] = guests.load(
-        guests.STRATEGY_EXPORTS[target], f"--to {target}"
+    path = None if output is None or str(output) == STDOUT else output
+    exported = write_export(
+        experiment_path,
+        target,
+        position=position,
+        strategies=strategies_path,
+        output=path,
+        hostfile=hostfile_path,
+        cost_model=cost_model,
+        changes=changes,
     )
-    return writer
-
-
-def _named(path: Path, changes: tuple[str, ...], hostfile: Path) -> Experiment:
-    if path.is_dir():
-        named = f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}"
-        return read_study(path, (*changes, named)).experiment
-    return api.load(path, changes=changes, hostfile=hostfile)
-
-
-def _trace(chosen: Chosen, study: ReadStudy | None) -> Export:
-    """Return the predicted timeline with the timeline of a study's last trial of the strategy."""
-    experiment = chosen.experiment if study is None else study.calibrated()
-    timeline = predicted_timeline(CostModel(experiment=experiment), chosen.strategy)
-    measured = () if study is None else study.timeline(chosen.strategy)
-    return trace(chosen, timeline, measured)
-
-
-def _chosen(
-    source: Experiment | ReadStudy,
-    strategies_path: Path | None,
-    position: int | None,
-    cost_model: api.CostModel | None,
-) -> Chosen:
-    """Return the chosen strategy with its predicted time."""
-    if isinstance(source, ReadStudy):
-        if strategies_path is None:
-            strategy, predicted_s = source.strategy(position)
-            return Chosen(experiment=source.experiment, strategy=strategy, predicted_s=predicted_s)
-        source = source.experiment
-    number = position or 1
-    if strategies_path is None:
-        plan = api.plan(source, cost_model=cost_model, num_rows=number)
-        if (why_none := plan.why_none()) is not None:
-            raise NotFeasibleError(f"no feasible strategy: {why_none}")
-        results: Any = plan.feasible
-    else:
-        results = api.score(source, strategies_path, cost_model=cost_model)
-        tell(results.not_read)
-    if number > len(results):
-        raise InputError(
-            f"--position {number}: there are {counted(len(results), 'strategy', 'strategies')}"
-        )
-    result = results[number - 1]
-    if not isinstance(result, Estimate):
-        raise InputError(str(result.reason))
-    return Chosen(experiment=source, strategy=result.strategy, predicted_s=result.iteration_time_s)
-
-
-def _export_all(
-    source: Experiment | ReadStudy,
-    target: str,
-    output: Path | None,
-    cost_model: api.CostModel | None,
-) -> None:
-    """Write all strategies; for a study its trials, and for Optuna also untested strategies."""
-    if isinstance(source, ReadStudy):
-        experiment, records = source.experiment, [*source.result["trials"]]
-        if target == "optuna":
-            records += [row for row in source.result["ranking"] if row["feasible"]]
-    else:
-        plan = api.plan(source, cost_model=cost_model, num_rows=None)
-        experiment, records = source, plan.to_json()["ranking"]
-        if target == "optuna":
-            records = records[: len(plan.feasible)]
-    name, rows = experiment.name, strategy_rows(records, experiment.cluster)
-    file = _file_name(output)
-    files = csv_table(rows) if target == "csv" else optuna_script(name, rows, file)
-    _write(files, output, f"{name}: {counted(len(rows), 'strategy', 'strategies')}")
-
-
-def _file_name(output: Path | None) -> str:
-    """Return the name of the file to write; empty for standard output."""
-    return "" if output is None or str(output) == STDOUT else output.name
-
-
-def _write(export: Export, output: Path | None, title: str, *, is_folder: bool = False) -> None:
-    """Write a file or a folder, and the notes to stderr."""
-    tell(export.notes)
-    if output is None or str(output) == STDOUT:
-        click.echo(next(iter(export.files.values())), nl=False)
-        return
-    if not is_folder:
-        write_output(output, *export.files.values(), is_new=True)
-    else:
-        _make_empty(output)
-        for folder in {(output / name).parent for name in export.files} - {output}:
-            folder.mkdir(parents=True)
-        for name, text in export.files.items():
-            write_output(output / name, text)
-    click.echo(f"{output}: {title}")
-
-
-def _make_empty(folder: Path) -> None:
-    """Make a folder; refuse one that is not empty."""
-    where = Where(file=str(folder))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        names = sorted(path.name for path in folder.iterdir())
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", where=where) from error
-    if names:
-        raise InputError(f"holds {names[0]!r}; name a folder that is new or empty", where=where)
+    tell(exported.notes)
+    click.echo(f"{output}: {exported.title}" if path else exported.text, nl=path is not None)
 
 
 _COUNT = click.IntRange(min=1)
@@ -399,7 +238,7 @@ def import_trace(
         model=model_text(experiment.model),
         precision=experiment.precision,
     )
-    _make_empty(output)
+    make_empty(output)
     for name, text in files.items():
         write_output(output / name, text)
     click.echo(f"{output}: plan with profile: {{source: table, path: {output}}}")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import click
 
+from amp_ray import api
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED, table_console, tell
 from amp_ray.cli.options import (
     experiment_argument,
@@ -19,7 +20,6 @@ from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.views import diagnosis_view
-from amp_ray.runtime.doctor import diagnose
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.profile.links import (
@@ -58,10 +58,7 @@ def doctor(
     All hosts are checked at the same time; nothing on them is changed.
     """
     _refuse_ray_cluster(experiment_path)
-    experiment = load_unprofiled(experiment_path, changes)
-    if backend is not None:
-        experiment = replace(experiment, trials=replace(experiment.trials, backend=backend))
-    diagnosis = diagnose(experiment, host_maker(experiment))
+    diagnosis = api.doctor(experiment_path, trials=backend, changes=changes).diagnosis
     if json_target is not None:
         write_json(diagnosis.to_json(), json_target)
     else:

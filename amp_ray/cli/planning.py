@@ -9,7 +9,7 @@ from rich.console import Group
 
 from amp_ray import api
 from amp_ray.calibration import calibration_to_json
-from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS, tell
+from amp_ray.cli.exits import tell
 from amp_ray.cli.options import (
     calibration_options,
     cost_model_option,
@@ -103,7 +103,8 @@ def plan(
     """Search the strategies of an experiment and rank them by predicted time."""
     with search_progress() as progress:
         plan = api.plan(
-            api.load(experiment_path, changes=changes),
+            experiment_path,
+            changes=changes,
             num_rows=None if show_all else num_rows,
             only=None if only is None else [name.strip() for name in only.split(",")],
             progress=progress,
@@ -216,7 +217,7 @@ def sweep(
     sets: tuple[str, ...],
     json_target: str | None,
     **options: Any,  # noqa: ANN401 - those of api.sweep
-) -> int:
+) -> None:
     """Plan an experiment for every value of some keys, and compare the best plans.
 
     Where the values are sizes of the cluster, the table names the size beyond which more devices
@@ -228,7 +229,8 @@ def sweep(
     wrong = [point.problem for point in points.points if point.planned is None]
     if wrong:
         raise InputError("\n".join(wrong))
-    return SUCCESS if any(points.bests) else NOT_FEASIBLE
+    if (why_none := points.why_none()) is not None:
+        raise NotFeasibleError(f"no feasible strategy: {why_none}")
 
 
 @click.command()

@@ -204,11 +204,11 @@ def show(*, study_path: Path, follow: bool, json_target: str | None) -> None:
     if follow and json_target is None:
         _follow(study_path)
         return
-    state = study_state(study_path)
-    while follow and state["ending"] is None:
+    state = api.show(study_path)
+    while follow and state.record["ending"] is None:
         time.sleep(_EVERY_S)
-        state = study_state(study_path)
-    write_result(lambda: state, state_view(state), json_target)
+        state = api.show(study_path)
+    write_result(state.to_json, state, json_target)
 
 
 def _follow(path: Path) -> None:

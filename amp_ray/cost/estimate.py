@@ -1,7 +1,7 @@
 """Predicted time and memory of a strategy. Failures are results, not exceptions."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from amp_ray.strategies.candidate import AnyCandidate
 from amp_ray.strategies.strategy import Strategy
@@ -194,6 +194,8 @@ class Infeasible:
 
     candidate: AnyCandidate
     reason: Reason
+    feasible: ClassVar[bool] = False
+    iteration_time_s: ClassVar[None] = None  # without a strategy there is no time
 
 
 Result = Estimate | Infeasible

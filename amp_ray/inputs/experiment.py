@@ -106,8 +106,9 @@ class SearchLimits:
     `placement`, unless the runtime is `torch`. `plan --launchable` sets it, `tune` always does."""
     idle_devices: Flag | None = None
     """Whether strategies may use fewer devices than there are. `placement` chooses which; `uniform`
-    leaves out whole kinds of nodes, and of the other kinds the last devices of the list. Not
-    possible with `tp_across_nodes` or `token_slices`. Default: true, but false for `uniform`."""
+    leaves out whole nodes, the last ones of each kind, and what fills no tensor-parallel group; the
+    row is shown if none with all devices is faster. Not possible with `tp_across_nodes` or
+    `token_slices`. Default: true."""
     max_cost_per_iteration: Positive | None = None
     """Strategies that cost more are not feasible; plans then also cover parts of the cluster."""
     min_tokens_per_s: Positive | None = None
@@ -413,9 +414,8 @@ class Experiment:
     @property
     def may_idle(self) -> bool:
         """Whether strategies may leave devices idle; if so, groups stay within a node."""
-        chosen = self.limits.idle_devices
-        allowed = self.space != "uniform" if chosen is None else chosen
-        return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
+        refused = self.limits.idle_devices is False
+        return not (refused or self.limits.tp_across_nodes or self.limits.token_slices)
 
     def stage_options(self, tp: int, dp: int, **fields: Any) -> StageOptions:  # noqa: ANN401 - by field
         """Return the options of stages; the experiment supplies options that are left out."""

@@ -99,12 +99,13 @@ class _Names:
         return self.numbers.setdefault(strategy_text(strategy), len(self.numbers))
 
 
-def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
+def plan_record(planned: Planned, *, source: str, why_none: str | None = None) -> dict[str, Any]:
     """Return the record of a plan.
 
     Args:
         planned: A plan by any cost model; stages and timeline always come from ours.
         source: Path of the experiment file, for the commands on the page.
+        why_none: Why no strategy can run, and what would; None for the planner's words.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
     number = len(ranking.results) + ranking.num_left_out
@@ -117,7 +118,8 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         "rows": [_slim(full, names) for full in rows],
     }
     if best is None:
-        record["notes"] = [f"No strategy can run: {planned.why_none()}."]
+        why, *ways = (why_none or planned.why_none()).split("\n")
+        record["notes"] = [f"No strategy can run: {why}.", *ways]
     else:
         able = ranking.results[: min(ranking.num_feasible, 1 + _NUM_LOST)]
         for tied in record["rows"][1 : ranking.num_tied]:

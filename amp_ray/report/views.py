@@ -1,5 +1,6 @@
 """Views of an explanation, a sweep, a calibration and the doctor's findings."""
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -52,7 +53,7 @@ def explanation_view(record: Record) -> RenderableType:
         return Group(Text("what would help, planned again:"), _advice(record.get("advice", ())))
     row = record["row"]
     seconds = figure_text(row["iteration_time_s"])
-    plan = with_idle(plan_text(row["strategy"]), row.get("idle_devices", {}))
+    plan = _plan_text(row)
     title = f"{record['experiment']}, #{row['position']}: {plan}, {seconds} s"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(_shares(row))]
     parts += ["", _stages(record["stages"], communication(row["strategy"]))]
@@ -63,6 +64,10 @@ def explanation_view(record: Record) -> RenderableType:
     if "advice" in record:
         parts += ["", Text("what would help, planned again:"), _advice(record["advice"])]
     return Group(*parts)
+
+
+def _plan_text(row: Record) -> str:
+    return with_idle(plan_text(row["strategy"]), row.get("idle_devices", {}))
 
 
 def _shares(row: Record) -> str:
@@ -150,7 +155,7 @@ def _other(other: Record, row: Record) -> Iterator[str]:
 
 
 def _advice(advice: Sequence[Record]) -> Table:
-    plan_column = "best plan then, and how to set it"
+    plan_column = "plan then, and how to set it"
     columns = [("change", TEXT), ("samples/s", FIGURE), (plan_column, TEXT)]
     return table(columns, map(_advice_row, advice))
 
@@ -159,10 +164,24 @@ def _advice_row(change: Record) -> Row:
     speedup, row = change["speedup"], change["row"]
     fits = speedup is None and row is not None
     gain = "fits" if fits else "no plan" if speedup is None else f"{speedup - 1:+.1%}"
-    plan = change["reason"] if row is None else plan_text(row["strategy"])
-    sets = " ".join(f"--set {assignment}" for assignment in change["set"])
+    plan = change["reason"] if row is None else _plan_text(row)
+    sets = sets_text(change["set"])
     helps = fits or (speedup is not None and speedup > 1 + _LEAST_GAIN)
     return Row((change["what"], gain, f"{plan}\n{sets}"), None if helps else "dim")
+
+
+def fitting_text(ways: Sequence[Record]) -> str:
+    """Return the end of a message that nothing fits: changes with which something does."""
+    return "".join(
+        f"\n{way['what']} would do: {sets_text(way['set'])} "
+        f"({_plan_text(way['row'])}: {figure_text(way['row']['iteration_time_s'])} s)"
+        for way in ways
+    )
+
+
+def sets_text(changes: Sequence[str]) -> str:
+    """Return changes of a file as options to paste."""
+    return " ".join(f"--set {shlex.quote(change)}" for change in changes)
 
 
 def _words(part: str, kinds: Sequence[str]) -> str:
@@ -201,7 +220,7 @@ class SweepView:
         ]
         yield Text(self.head)
         yield Text(", ".join([*self._same(), f"cost model {self.record['cost_model']}"]))
-        plan = ("best plan, or why none", TEXT)
+        plan = ("plan, or why none", TEXT)
         yield table([*settings, plan], rows, padding=padding)
         if self.record["knee"] is not None:
             yield "* from here on, added devices bring less than half of their share of samples/s"
@@ -244,7 +263,7 @@ def _width(columns: Iterable[Sequence[str]]) -> int:
 def _plan_or_why(point: Record) -> str:
     """Return the best plan of a point, or the reason why it has none, cut to a fixed length."""
     if point["row"]:
-        return plan_text(point["row"]["strategy"])
+        return _plan_text(point["row"])
     reason: str = point["reason"]
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
 

@@ -157,7 +157,7 @@ def experiment_text(answers: Answers, output: Path) -> str:
     return experiment_text(replace(answers, runtime=_SPREADING_RUNTIME), output)
 
 
-def keys_of_presets(
+def answers_of(
     *,
     model: str,
     cluster: str,
@@ -165,14 +165,14 @@ def keys_of_presets(
     batch: int,
     runtime: str | None = None,
     sequence_length: int | None = None,
-) -> Mapping[str, Any]:
-    """Return the keys of the file that `init` writes for a model and a cluster, with paths.
+) -> Answers:
+    """Return the answers for a model and a cluster of the presets; "" names no cluster.
 
     Raises:
-        InputError: If a name is unknown, or a number is wrong.
+        InputError: If a name is unknown.
     """
-    node = {**preset("clusters", cluster), "count": nodes}
-    answers = Answers(
+    node = {**(preset("clusters", cluster) if cluster else {}), "count": nodes}
+    return Answers(
         name=Path(model).absolute().name.removesuffix(".json"),
         model=model,
         nodes=(node,),
@@ -180,6 +180,14 @@ def keys_of_presets(
         runtime=runtime,
         sequence_length=sequence_length,
     )
+
+
+def keys_of_presets(answers: Answers) -> Mapping[str, Any]:
+    """Return the keys of the file that `init` writes, with paths.
+
+    Raises:
+        InputError: If a name is unknown, or a number is wrong.
+    """
     file = Path("experiment")
     return parse_yaml(experiment_text(answers, file), file=str(file)).values
 

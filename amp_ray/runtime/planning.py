@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from amp_ray.inputs.strict_text import parse_json
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_planner
-from amp_ray.search.ranking import Ranking
+from amp_ray.search.ranking import NEAR_FRACTION, Ranking
 from amp_ray.search.replan import Moves, Replanner
 from amp_ray.search.rows import SCHEMA, ranking_rows, shown_bound_s
-from amp_ray.search.run import NUM_INTERVALS, run_search, with_remedies
-from amp_ray.search.space import searched_dimensions
+from amp_ray.search.run import NUM_INTERVALS, fastest_within, run_search, with_remedies
+from amp_ray.search.space import divided_batch, searched_dimensions
 from amp_ray.strategies.strategy import Strategy
 
 
@@ -32,6 +33,7 @@ class Planned:
     planner: Planner
     ranking: Ranking
     search_s: float
+    remarks: tuple[str, ...] = ()  # about the experiment, not about one strategy
 
     @property
     def experiment(self) -> Experiment:
@@ -56,6 +58,7 @@ class Planned:
             else None,
             "fastest_s": None if fastest is None else fastest.iteration_time_s,
             "ranking": ranking_rows(self.ranking, self.experiment, self.planner, num_rows=num_rows),
+            **({"remarks": list(self.remarks)} if self.remarks else {}),
         }
 
     def why_none(self) -> str:
@@ -107,6 +110,28 @@ def plan_experiment(
         ranking=ranking,
         search_s=time.perf_counter() - start_s,
     )
+
+
+def batch_remarks(planned: Planned, choice: PlannerChoice) -> tuple[str, ...]:
+    """Name a batch that the devices divide, if it is faster per token."""
+    experiment, fastest = planned.experiment, planned.ranking.fastest
+    batch, other = experiment.global_batch_size, divided_batch(experiment)
+    is_by_time = not (experiment.counts_money or experiment.varies_batch)
+    if other is None or fastest is None or not is_by_time:
+        return ()
+    limit_s = fastest.iteration_time_s * other / batch / (1 + NEAR_FRACTION)
+    with suppress(ValueError):  # the profile may lack a measurement
+        planner = choice.make(replace(experiment, global_batch_size=other))
+        better = fastest_within(planner, limit_s)
+        if better is not None:
+            gain = fastest.iteration_time_s * other / batch / better.iteration_time_s - 1
+            remark = (
+                f"{experiment.cluster.num_devices} devices do not divide the batch of {batch:,}: "
+                f"with {other:,} training is {100 * gain:.0f} % faster per token "
+                f"(--set global_batch_size={other})"
+            )
+            return (remark,)
+    return ()
 
 
 _MOST_SLOTS = 1024

@@ -1,11 +1,13 @@
 """Plans of an experiment with changed keys, and advice which change would help most."""
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 from typing import Any, Final
 
+from amp_ray.clusters.cluster import Node
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
@@ -15,10 +17,23 @@ from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.search.planner import PlannerChoice
 from amp_ray.search.rows import row
-from amp_ray.search.run import NUM_INTERVALS
-from amp_ray.units import GIB
+from amp_ray.search.run import NUM_INTERVALS, fastest_within
+from amp_ray.search.space import divided_batch
+from amp_ray.strategies.recompute import AUTO as AUTO_RECOMPUTE
+from amp_ray.strategies.zero import AUTO_STAGE
+from amp_ray.units import GIB, counted
 
 MOST_VARIANTS: Final = 1000  # maximum number of plans of one sweep; more are usually a mistake
+LEAST_GAIN: Final = 0.005  # a change with a smaller one does not help
+_OPEN: Final = ("recompute", "zero_stage", "sequence_parallel")  # settings that may be ``auto``
+_LEFT_OPEN: Final = (AUTO_RECOMPUTE, AUTO_STAGE, "auto")
+_LIMITS: Final = (
+    *("max_tp", "max_pp", "max_dp", "micro_batch_sizes"),
+    *("max_cost_per_iteration", "min_tokens_per_s"),
+)
+_SPREADING: Final = ("torch", "megatron-core", "fsdp2")  # runtimes that shard what others keep
+_DOUBLINGS: Final = 10  # of the nodes, to find a cluster that is large enough
+_Change = tuple[str, tuple[str, ...]]  # description, and ``KEY=VALUE``
 KNEE: Final = 0.5  # least ratio of throughput's relative gain to the devices' relative gain
 
 
@@ -28,7 +43,7 @@ class Variant:
 
     changes: tuple[str, ...]  # as ``KEY=VALUE``
     planned: Planned | None  # None if the changed experiment is invalid
-    problem: str  # why there is no best plan; empty if there is one
+    problem: str  # why there is no plan; empty if there is one
 
     @property
     def best(self) -> Estimate | None:
@@ -89,6 +104,14 @@ class Variants:
         if all(variant.planned is None for variant in variants):
             raise InputError(variants[0].problem)
         return tuple(variants)
+
+    def can_run(self, changes: Sequence[str]) -> bool:
+        """Return whether some strategy can run with the changes, without a complete search."""
+        try:
+            experiment, choice = self.load(changes)
+            return fastest_within(choice.make(experiment)) is not None
+        except ValueError:  # a wrong value, or no candidate within the limits
+            return False
 
 
 def combinations_of(
@@ -188,6 +211,7 @@ class Advice:
     """A change and its effect on the best plan."""
 
     what: str  # description of the change
+    is_bought: bool = False  # whether it takes other hardware
     variant: Variant
     speedup: float | None  # ratio of samples per second to today's; None if there is no plan
 
@@ -209,47 +233,144 @@ def advise(
     values: Mapping[str, Any],
     progress: Callable[[int, int], None],
 ) -> list[Advice]:
-    """Plan with each of the usual changes; return them by speedup, the largest first.
+    """Plan with each of the usual changes that the file takes.
 
     ``today`` is the unchanged experiment's variant, ``values`` are its keys. ``progress`` gets
     (changes planned, total).
+
+    Returns:
+        First the changes that help and cost nothing, then those that need other hardware, then
+        those that do not help; each by speedup, the largest first.
     """
     assert today.planned is not None
-    all_changes = list(_changes(values, today.planned.experiment))
+    experiment = today.planned.experiment
+    free, bought = list(_settings(experiment)), list(_hardware(values, experiment))
     advice = []
-    for number, (what, changes) in enumerate(all_changes):
-        progress(number, len(all_changes))
+    for number, (what, changes) in enumerate([*free, *bought]):
+        progress(number, len(free) + len(bought))
         variant = variants.plan(changes)
         rate, before = variant.samples_per_s, today.samples_per_s
         speedup = None if rate is None or before is None else rate / before
-        advice.append(Advice(what=what, variant=variant, speedup=speedup))
-    return sorted(
-        advice,
-        key=lambda entry: (
-            -(entry.speedup or 0.0),
-            -(entry.variant.samples_per_s or 0.0),
-            entry.what,
-        ),
+        if variant.planned is not None:  # else the file does not take it
+            is_bought = number >= len(free)
+            advice.append(Advice(what=what, variant=variant, speedup=speedup, is_bought=is_bought))
+    return sorted(advice, key=_by_use)
+
+
+def _by_use(entry: Advice) -> tuple[object, ...]:
+    rate, before = entry.variant.samples_per_s, entry.speedup
+    helps = rate is not None and (before is None or before > 1 + LEAST_GAIN)
+    return not helps, helps and entry.is_bought, -(before or 0.0), -(rate or 0.0), entry.what
+
+
+def ways_to_fit(
+    variants: Variants, today: Variant, values: Mapping[str, Any]
+) -> tuple[Advice, ...]:
+    """Return the smallest change of settings, and the smallest cluster, with which a plan exists.
+
+    Settings are tried from one key to all of them, and then other training programs; nodes are
+    added to the entry with the most memory per device.
+    """
+    assert today.planned is not None
+    experiment = today.planned.experiment
+    ways = [
+        (what, changes)
+        for what, changes in _relaxed(values, experiment)
+        if variants.can_run(changes)
+    ][:1]
+    ways += _smallest_cluster(variants, values, experiment)
+    planned = ((what, variants.plan(changes)) for what, changes in ways)
+    return tuple(
+        Advice(what=what, variant=variant, speedup=None)
+        for what, variant in planned
+        if variant.best is not None
     )
 
 
-def _changes(
-    values: Mapping[str, Any], experiment: Experiment
-) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _relaxed(values: Mapping[str, Any], experiment: Experiment) -> Iterator[_Change]:
+    """Yield changes of settings that leave the search more strategies, the smallest first."""
+    settings = [
+        f"{key}=auto"
+        for key in _OPEN
+        if getattr(experiment, key) not in _LEFT_OPEN
+        and (experiment.traits.sequence_parallel or key != "sequence_parallel")
+    ]
+    search = values.get("search") or {}
+    limits = [
+        f"search.{key}=null"
+        for key, value in search.items()
+        if key in _LIMITS and value not in {None, "auto"}
+    ]
+    if search.get("idle_devices") is False:
+        limits.append("search.idle_devices=true")
+    for change in (*settings, *limits):
+        yield change, (change,)
+    every = (*settings, *limits)
+    if len(every) > 1:
+        yield "all settings open", every
+    for runtime in _SPREADING:
+        if runtime != experiment.traits.name:
+            yield f"runtime {runtime}", (f"runtime={runtime}", *every)
+
+
+def _smallest_cluster(
+    variants: Variants, values: Mapping[str, Any], experiment: Experiment
+) -> Iterator[_Change]:
+    """Yield the change to the smallest number of nodes with which a strategy can run, if any."""
+    nodes = values["cluster"]["nodes"]
+    sizes_bytes = [node.device.memory_bytes for node in _of_entries(nodes, experiment)]
+    index = max(range(len(nodes)), key=lambda entry: sizes_bytes[entry])
+    low = nodes[index].get("count", 1)
+
+    def with_nodes(count: int) -> tuple[str, ...]:
+        hosts = ("cluster.hostfile=",) if values["cluster"].get("hostfile") else ()
+        return (*hosts, f"cluster.nodes.{index}.count={count}")
+
+    most = next((n for n in _doubled(low) if variants.can_run(with_nodes(n))), None)
+    if most is None:
+        return
+    sizes = range(most // 2 + 1, most)  # a plan for fewer nodes is one for more nodes, too
+    count = sizes.start + bisect_left(sizes, 1, key=lambda n: variants.can_run(with_nodes(n)))
+    yield f"{counted(count, 'node')} instead of {low}", with_nodes(count)
+
+
+def _doubled(number: int) -> list[int]:
+    return [number * 2**power for power in range(1, _DOUBLINGS + 1)]
+
+
+def _of_entries(nodes: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[Node]:
+    """Return the first node of each entry of ``cluster.nodes``."""
+    ends = accumulate((node.get("count", 1) for node in nodes), initial=0)
+    return [experiment.cluster.hosts[first] for first, _ in pairwise(ends)]
+
+
+def _settings(experiment: Experiment) -> Iterator[_Change]:
+    """Yield changes that need no other hardware."""
+    if experiment.limits.idle_devices is False:
+        yield "idle devices", ("search.idle_devices=true",)
+    near = divided_batch(experiment)
+    if near is not None:
+        yield "a batch that the devices divide", (f"global_batch_size={near}",)
+    if experiment.space == "uniform" and not experiment.cluster.is_even:
+        yield "stages on any nodes", ("search.space=placement",)
+    batch = experiment.global_batch_size
+    yield "twice the batch", (f"global_batch_size={2 * batch}",)
+    for what, change in experiment.other_settings():
+        yield what, (change,)
+
+
+def _hardware(values: Mapping[str, Any], experiment: Experiment) -> Iterator[_Change]:
+    """Yield changes of the cluster."""
     nodes = values["cluster"]["nodes"]
     if len(experiment.cluster.nodes) > 1:
         yield from _faster(nodes, "inter", "between nodes")
     if max(node["slots"] for node in nodes) > 1:
         yield from _faster(nodes, "intra", "within nodes")
-    ends = accumulate((node.get("count", 1) for node in nodes), initial=0)
-    memories_bytes = [
-        experiment.cluster.hosts[first].device.memory_bytes for first, _ in pairwise(ends)
-    ]
     yield (
         "half more memory on every device",
         tuple(
-            f"cluster.nodes.{index}.memory_gib={1.5 * memory_bytes / GIB:.6g}"
-            for index, memory_bytes in enumerate(memories_bytes)
+            f"cluster.nodes.{index}.memory_gib={1.5 * node.device.memory_bytes / GIB:.6g}"
+            for index, node in enumerate(_of_entries(nodes, experiment))
         ),
     )
     hosts = ("cluster.hostfile=",) if values["cluster"].get("hostfile") else ()
@@ -259,15 +380,9 @@ def _changes(
         more = f"cluster.nodes.{index}.count={count + 1}"
         if node.keys() & {"inter_gbit_per_s", "inter_gbyte_per_s"}:
             yield f"one more node of {node['slots']} x {name}", (*hosts, more)
-    batch = experiment.global_batch_size
-    yield "twice the batch", (f"global_batch_size={2 * batch}",)
-    for what, change in experiment.other_settings():
-        yield what, (change,)
 
 
-def _faster(
-    nodes: Sequence[Mapping[str, Any]], key: str, where: str
-) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _faster(nodes: Sequence[Mapping[str, Any]], key: str, where: str) -> Iterator[_Change]:
     """Yield the change that doubles a rate of all nodes.
 
     Yield nothing if a node leaves the rate out, or has a table of rates.

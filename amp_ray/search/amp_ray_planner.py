@@ -23,6 +23,7 @@ from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import without_context
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.memo import memoised
 from amp_ray.partition import even_bounds
 from amp_ray.search.cuts import best_bounds, roomiest_bounds, ruled_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
@@ -33,13 +34,17 @@ from amp_ray.search.ranking import is_risky, leader_order, why_none
 from amp_ray.search.recompute import with_recompute
 from amp_ray.search.remedies import Remedies
 from amp_ray.search.space import (
+    IdleWindow,
     candidates_of,
+    expert_degrees,
     group_zero_choices,
     has_groups,
+    idle_candidates,
     may_be_group,
     optional_candidates,
     recompute_choices,
     uniform_candidates,
+    with_experts,
     with_most_recompute,
     zero_choices,
 )
@@ -58,7 +63,7 @@ from amp_ray.strategies.candidate import (
 )
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, named
-from amp_ray.strategies.zero import AUTO_ZERO, Zero
+from amp_ray.strategies.zero import AUTO_ZERO, NO_ZERO, Zero
 
 ENOUGH_BYTES: Final = int(1e16)
 """Memory of a device that holds every model."""
@@ -143,15 +148,33 @@ class SpacePlanner:
         return covers and self.experiment.space == "uniform"
 
     def is_listed(self, candidate: Candidate) -> bool:
-        """Return whether a candidate uses all devices in hostfile order."""
-        uses_all = candidate.num_devices == self.experiment.cluster.num_devices
-        return uses_all and self.experiment.space == "uniform"
+        """Return whether a candidate can only use the first devices in hostfile order."""
+        cluster = self.experiment.cluster
+        is_whole = candidate.num_devices == cluster.num_devices
+        fills = cluster.is_even and not cluster.nodes[0].num_slots % candidate.options.tp
+        return self.experiment.space == "uniform" and (is_whole or fills)
 
     def _grid_bounds(self, tables: SampleCosts) -> GridBounds:
         """Return the lower bounds for candidates with the same tables."""
         if tables not in self._bounds:
             self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
         return self._bounds[tables]
+
+    @memoised
+    def pass_s(self, tp: int, cp: int, size: int) -> tuple[float, float]:
+        """Return the least time of a micro-batch in all layers, and in one of the blocks.
+
+        Both are infinite if no stage can run so.
+        """
+        least_s = math.inf, math.inf
+        for ep in expert_degrees(self.experiment, self.experiment.cluster.num_devices):
+            options = with_experts(self.experiment.stage_options(tp, ep, cp=cp, zero=NO_ZERO), ep)
+            candidate = Candidate(micro_batch_size=size, options=options, pp=1, num_micro_batches=1)
+            if self.refuse(candidate) is None:
+                bounds = self._grid_bounds(self.cost_model.samples_of(options))
+                here_s = bounds.pass_s(with_kind(candidate, NO_RECOMPUTE))
+                least_s = min(least_s[0], here_s[0]), min(least_s[1], here_s[1])
+        return least_s
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return a lower bound on the time of a candidate; infinite if it has no strategy.
@@ -459,10 +482,21 @@ class AmpRayPlanner:
             ValueError: If the limits exclude every candidate; the message names the limit.
         """
         required, optional = candidates_of(self.experiment), optional_candidates(self.experiment)
+        may_idle = self._space.bounds_are_tight and self.experiment.may_idle
+        within = self._within if may_idle else None
         if num_rows is None or optional or not self._may_leave_out(len(required)):
-            return Candidates(required=required, optional=self._if_fast(optional))
+            return Candidates(required=required, optional=self._if_fast(optional), within=within)
         grids = tuple(grid for grid in required if isinstance(grid, Candidate))
-        return Candidates(optional=replace(self._if_fast(grids), num_rows=num_rows))
+        first = replace(self._if_fast(grids), num_rows=num_rows, is_lazy=True)
+        return Candidates(optional=first, within=within)
+
+    def _within(self, least: int, most: int, limit_s: float) -> OptionalCandidates:
+        """Return the candidates on such numbers of devices that may beat a limit."""
+        window = IdleWindow(
+            least_devices=least, most_devices=most, limit_s=limit_s, pass_s=self._space.pass_s
+        )
+        candidates = idle_candidates(self.experiment, window)
+        return replace(self._if_fast(candidates), limit_s=limit_s, is_lazy=True)
 
     def _may_leave_out(self, num_candidates: int) -> bool:
         """Return whether lower bounds can show that some required candidates need no planning."""

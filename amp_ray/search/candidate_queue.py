@@ -61,7 +61,7 @@ class CandidateQueue:
         self.results: list[Result] = []
         self._num_needed, self._optional = len(self.candidates), optional
         self._effort = effort
-        self._limit, self._least_s = RowLimit(optional.num_rows), list[float]()
+        self._limit, self._least_s = RowLimit(optional.num_rows, optional.limit_s), list[float]()
         # Candidates that are not in order yet: bound, whether it is tight, candidate
         self._waiting: list[tuple[float, bool, Candidate]] = []
         self._waiting_s = math.inf  # the largest bound among them
@@ -69,7 +69,7 @@ class CandidateQueue:
         self._known: set[object] = set()
         self._is_open = False
         if not self.candidates:
-            self._open(math.inf)
+            self._open(self._limit.seconds)
 
     @property
     def num(self) -> int:
@@ -160,7 +160,7 @@ class CandidateQueue:
         first = next(number for number in count() if number not in results)
         if first < self._num_needed:
             return range(first, self._num_needed)
-        limit = RowLimit(self._optional.num_rows)
+        limit = RowLimit(self._optional.num_rows, self._optional.limit_s)
         for result in results.values():
             if isinstance(result, Estimate) and result.feasible:
                 limit.add(result)
@@ -177,7 +177,7 @@ class CandidateQueue:
         if self._is_open:
             return
         self._is_open = True
-        if self._optional.num_rows and self._optional.most_devices is None:
+        if self._optional.is_lazy:
             rough = (
                 (self._optional.least_s(candidate, ROUGH_S), False, candidate)
                 for candidate in self._optional.candidates
@@ -266,9 +266,9 @@ class RowLimit:
     If rows are wanted, strategies near the fastest always count: the plainest of them come first.
     """
 
-    def __init__(self, num_rows: int) -> None:
-        """Begin without strategies; ``num_rows`` is as in `OptionalCandidates`."""
-        self._num_rows = num_rows
+    def __init__(self, num_rows: int, limit_s: float = math.inf) -> None:
+        """Begin without strategies; the arguments are as in `OptionalCandidates`."""
+        self._num_rows, self._limit_s = num_rows, limit_s
         self._fastest_s: list[float] = []
 
     def add(self, able: Estimate) -> None:
@@ -279,11 +279,11 @@ class RowLimit:
 
     @property
     def seconds(self) -> float:
-        """The limit; infinite while there are fewer safe strategies than wanted rows."""
+        """The limit; that of the candidates while there are fewer safe strategies than rows."""
         if len(self._fastest_s) < max(1, self._num_rows):
-            return math.inf
+            return self._limit_s
         if not self._num_rows:
-            return self._fastest_s[0]
+            return min(self._fastest_s[0], self._limit_s)
         near_s = self._fastest_s[0] * (1 + NEAR_FRACTION)
         return max(near_s, self._fastest_s[-1] * (1 + SHOWN_SLACK))
 

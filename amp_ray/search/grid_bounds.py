@@ -155,6 +155,12 @@ class GridBounds:
             return simple_s
         return max(simple_s, self._iteration_s(candidate, self._whole_s, limit_s))
 
+    def pass_s(self, candidate: Candidate) -> tuple[float, float]:
+        """Return the least time of a micro-batch in all layers on any devices, and in a block."""
+        both_s = self._layer_s(candidate).sum(axis=1).min(axis=0)
+        is_block = np.diff(self.cost_model.experiment.model.block_counts) > 0
+        return float(both_s.sum()), float(both_s[is_block].min()) if is_block.any() else 0.0
+
     def _rough_s(self, candidate: Candidate) -> float:
         """Return a lower bound for equal devices of any memory, where nothing is recomputed."""
         return self._roomy_s(candidate, NO_RECOMPUTE, 0) + self._rest_s(candidate)
@@ -397,8 +403,7 @@ class GridBounds:
         rest_s = self._rest_s(candidate)
         if candidate.virtual_stages > 1 or busy_s + rest_s > limit_s:
             return busy_s + rest_s
-        least_s = float(self._layer_s(candidate).sum(axis=1).min(axis=0).sum())
-        through_s = least_s + candidate.pp * host_s + self._cuts_s(candidate)
+        through_s = self.pass_s(candidate)[0] + candidate.pp * host_s + self._cuts_s(candidate)
         later_s = self._slowest_s(slowest, alike, later=True) + late * host_s
         return max(busy_s, through_s + later_s) + rest_s
 

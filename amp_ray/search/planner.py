@@ -57,11 +57,17 @@ class OptionalCandidates:
     most_devices: int | None = None
     # Number of first rows that must be proven to be the fastest; 0 if only the fastest counts
     num_rows: int = 0
+    # Strategies that take longer are not wanted
+    limit_s: float = math.inf
+    # Whether bounds are tightened one by one, when a candidate's turn comes
+    is_lazy: bool = False
     # Improves the fastest strategies in the end; the result is never slower
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
     # Strategies that belong to no candidate; they are ranked if faster than all other plans
     extra_plans: Callable[[Sequence[Estimate]], list[Estimate]] = lambda _estimates: []
 
+
+Within = Callable[[int, int, float], OptionalCandidates]
 
 NO_CANDIDATES: Final = OptionalCandidates()
 
@@ -72,6 +78,10 @@ class Candidates:
 
     required: tuple[AnyCandidate, ...] = ()  # planned in any case
     optional: OptionalCandidates = NO_CANDIDATES  # planned only if they may be among the fastest
+    # The grids on some numbers of devices that may beat a time, given the least and the largest
+    # number and the time. Those with idle devices are planned after the others. None if the others
+    # cover them, or if devices may not be idle.
+    within: Within | None = None
     # Whether they cover the whole space, so that their least lower bound holds for it
     are_whole_space: bool = False
 

@@ -1,7 +1,7 @@
 """Search an experiment with any planner, or score the strategies of a user."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,9 +10,9 @@ from amp_ray.cost.verdict import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import Entry
-from amp_ray.search.candidate_queue import RowLimit
-from amp_ray.search.planner import Candidates, Planner, PlannerChoice
-from amp_ray.search.ranking import Ranking, is_risky, plainest_first, rank
+from amp_ray.search.candidate_queue import CandidateQueue, RowLimit
+from amp_ray.search.planner import Candidates, Planner, PlannerChoice, Within
+from amp_ray.search.ranking import Ranking, is_risky, leader_order, plainest_first, rank
 from amp_ray.search.remedies import Remedies
 from amp_ray.search.variants import plans_of_variants
 
@@ -21,6 +21,9 @@ NUM_INTERVALS: Final = 20
 
 NUM_REMEDIES: Final = 3
 """Most rows that do not fit for which changes are looked for: each takes some ten estimates."""
+
+IDLE_SHARES: Final = (7 / 8, 1 / 2, 0.0)
+"""Least shares of the devices that grids use which are planned together, the largest first."""
 
 Search = Callable[[Planner, Candidates], Ranking]
 """Function that plans candidates and ranks the results, in this process or on workers."""
@@ -49,6 +52,7 @@ def run_search(
         ranking = search(planner, candidates)
         if candidates.optional.num_rows:
             ranking = _first_rows(planner, candidates, search, ranking)
+        ranking = _with_idle(planner, candidates, search, ranking)
     ranking = _with_variants(experiment, choice, ranking)
     if candidates.are_whole_space:
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
@@ -82,6 +86,88 @@ def _first_rows(
         num_tied=min(first.num_tied, len(kept)),
         num_left_out=len(optional.candidates) - len(kept),
     )
+
+
+def _with_idle(
+    planner: Planner, candidates: Candidates, search: Search, ranking: Ranking
+) -> Ranking:
+    """Add the strategies that leave devices idle and are faster than all that use every device.
+
+    If none uses every device, the first rows of those with fewer are added. Grids on nearly all
+    devices come first: their times exclude most of the others.
+    """
+    if candidates.within is None:
+        return ranking
+    for least, most in _windows(planner.experiment.cluster.num_devices - 1):
+        fastest = ranking.fastest
+        limit_s = math.inf if fastest is None or is_risky(fastest) else fastest.iteration_time_s
+        optional = candidates.within(least, most, limit_s)
+        if math.isinf(limit_s):
+            optional = replace(optional, num_rows=NUM_INTERVALS)
+        if optional.candidates:
+            added = search(planner, Candidates(optional=optional))
+            ranking = _joined(ranking, added, limit_s)
+    return ranking if ranking.results else _widest(planner, candidates.within, search)
+
+
+def _widest(planner: Planner, within: Within, search: Search) -> Ranking:
+    """Plan the grids with the most devices, to explain why none with idle devices is feasible."""
+    for least, most in _windows(planner.experiment.cluster.num_devices - 1):
+        grids = within(least, most, math.inf).candidates
+        widest = max((grid.num_devices for grid in grids), default=0)
+        if grids:
+            required = tuple(grid for grid in grids if grid.num_devices == widest)
+            return search(planner, Candidates(required=required))
+    raise AssertionError("a space without required candidates has some with idle devices")
+
+
+def _windows(most: int) -> Iterator[tuple[int, int]]:
+    """Yield the least and the largest number of devices of the grids to plan together."""
+    for share in IDLE_SHARES:
+        least = math.floor(share * most) + 1
+        yield least, most
+        most = least - 1
+
+
+def fastest_within(planner: Planner, limit_s: float = math.inf) -> Estimate | None:
+    """Return the fastest safe strategy that takes at most ``limit_s``; None if there is none.
+
+    Without a limit it is one that can run, not always the fastest. The search is that of
+    `run_search`, but nothing is explained if it finds none.
+
+    Raises:
+        ValueError: If the limits exclude every candidate, or the profile lacks a measurement.
+    """
+    candidates = planner.candidates(1)
+    if candidates.within is None:
+        queue = CandidateQueue(candidates.required, candidates.optional)
+        plans = _feasible(queue.run(planner.plan), limit_s)
+        return min(plans, key=leader_order, default=None)
+    best: Estimate | None = None
+    for least, most in _windows(planner.experiment.cluster.num_devices):
+        queue = CandidateQueue((), candidates.within(least, most, limit_s))
+        plans = _feasible(queue.run(planner.plan), limit_s)
+        best = min(plans, key=leader_order, default=best)
+        limit_s = limit_s if best is None else min(limit_s, best.iteration_time_s)
+    return best
+
+
+def _feasible(results: Sequence[Result], limit_s: float) -> list[Estimate]:
+    """Return the safe estimates that do not exceed a limit."""
+    estimates = (result for result in results if isinstance(result, Estimate) and result.feasible)
+    return [one for one in estimates if one.iteration_time_s <= limit_s and not is_risky(one)]
+
+
+def _joined(ranking: Ranking, added: Ranking, limit_s: float) -> Ranking:
+    """Return a ranking with the safe strategies of another that do not exceed a limit.
+
+    If there is no limit and none is safe, the others take part.
+    """
+    faster = added.leading if math.isinf(limit_s) else _feasible(added.results, limit_s)
+    if not faster:
+        return ranking
+    joined = rank((*ranking.results, *faster), relative_error=ranking.relative_error)
+    return replace(joined, num_left_out=ranking.num_left_out)
 
 
 def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking) -> Ranking:

@@ -2,11 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import product
 from math import gcd
+from typing import Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.inputs.experiment import Experiment, SearchLimits
@@ -38,7 +40,7 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     try:
         return uniform_candidates(experiment)
     except ValueError:
-        if idle_candidates(experiment):
+        if any(True for _ in _idle_grids(experiment)):
             return ()
         raise
 
@@ -46,9 +48,12 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
 def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     """Enumerate the optional candidates: grids planned only if they may be among the fastest.
 
-    These are grids with idle devices, if allowed. In the heterogeneous space they also include
-    grids on all devices, since the search of stage groups does not cover all their placements.
+    These are grids with idle devices, if allowed; in the uniform space these follow when the time
+    of the others is known (`search.run`). In the heterogeneous space they also include grids on all
+    devices, since the search of stage groups does not cover all their placements.
     """
+    if experiment.space == "uniform":
+        return ()
     idle = idle_candidates(experiment)
     if not has_groups(experiment):
         return idle
@@ -109,11 +114,12 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     ]
     shape, most = experiment.model.shape, experiment.max_cp
     grids = (
-        (tp, cp, dp, num_devices // (tp * cp * dp))
+        (tp, cp, dp, num_devices // (tp * cp * dp), _divisors(experiment.global_batch_size // dp))
         for tp in tps
         for cp in _divisors(num_devices // tp)
         if cp <= most and shape.divides_context(cp)
         for dp in _divisors(num_devices // (tp * cp))
+        if not experiment.global_batch_size % dp
     )
     candidates = _with_batches(experiment, grids)
     if not candidates:
@@ -121,27 +127,110 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     return candidates
 
 
-def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleWindow:
+    """The grids with idle devices that are worth a look: those of some numbers of devices."""
+
+    least_devices: int = 1
+    most_devices: int | None = None  # None for all but one
+    limit_s: float = math.inf  # grids that certainly take longer are left out
+    # Least seconds of a micro-batch in all layers, and in a block, by tp, cp and micro-batch size;
+    # infinite if the model does not divide so
+    pass_s: Callable[[int, int, int], tuple[float, float]] = lambda *_degrees: (0.0, 0.0)
+
+    def may_pay(self, passes_s: tuple[float, float], batches: int, pp: int) -> bool:
+        """Return whether a pipeline may end within the limit.
+
+        Let ``w`` be the time of a stage for one micro-batch. The stage ``i`` waits until the first
+        micro-batch has passed all stages before it, and these wait for the gradients of the last
+        one, so a step takes at least ``m w_i + w_0 + ... + w_(i-1)``. On average over the stages
+        that is at least the first term below; and where stages have chunks, the first chunks in
+        front of stage ``i`` have a block each. Of a single chunk per stage, the largest of these
+        sums is least where all are equal, ``w / (1 - (1 - 1/m)^pp)``, which is longer.
+        """
+        whole_s, block_s = passes_s
+        return batches * whole_s / pp + (pp - 1) / 2 * block_s <= self.limit_s
+
+
+NEAR_BATCH: Final = 1 / 8
+"""Largest relative difference of a batch that is proposed instead of another."""
+
+EVERY_IDLE: Final = IdleWindow()
+
+
+def idle_candidates(
+    experiment: Experiment, window: IdleWindow = EVERY_IDLE
+) -> tuple[Candidate, ...]:
     """Enumerate the candidates with idle devices; none if that is not allowed.
 
-    Tensor-parallel groups stay inside nodes; devices of a node that fill no group stay idle.
+    Tensor-parallel groups stay inside nodes; devices of a node that fill no group stay idle. In the
+    uniform space whole nodes are idle, so that a plan for fewer nodes is one for more nodes, too.
 
     Returns:
         Candidates in the order of `uniform_candidates`.
     """
-    cluster, limits = experiment.cluster, experiment.limits
+    return _with_batches(experiment, _idle_grids(experiment, window))
+
+
+def _idle_grids(
+    experiment: Experiment, window: IdleWindow = EVERY_IDLE
+) -> Iterator[tuple[int, int, int, int, list[int]]]:
+    """Yield tp, cp, dp, pp and micro-batch sizes of the grids of `idle_candidates`."""
+    cluster, batch = experiment.cluster, experiment.global_batch_size
     if not experiment.may_idle:
-        return ()
-    most_stages = experiment.model.num_layers
-    grids = (
-        (tp, 1, dp, pp)
-        for tp in range(1, max(node.num_slots for node in cluster.nodes) + 1)
-        if _allows_tp(tp, limits)
-        for dp in _divisors(experiment.global_batch_size)
-        for pp in range(1, min(_whole(tp, cluster) // (tp * dp), most_stages) + 1)
-        if tp * dp * pp < cluster.num_devices
-    )
-    return _with_batches(experiment, grids)
+        return
+    most_devices = window.most_devices or cluster.num_devices - 1
+    for tp in range(1, max(node.num_slots for node in cluster.nodes) + 1):
+        if not _allows_tp(tp, experiment.limits):
+            continue
+        whole, fills = min(_whole(tp, cluster), most_devices), _filled(tp, experiment)
+        for cp, dp in product(_context_degrees(experiment), _divisors(batch)):
+            ranks = tp * cp * dp
+            most = min(whole // ranks, experiment.model.num_layers)
+            passes = [
+                (size, passes_s, batch // (dp * size))
+                for size in (_divisors(batch // dp) if most else ())
+                if (passes_s := window.pass_s(tp, cp, size))[0] < math.inf
+            ]
+            for pp in range(max(1, math.ceil(window.least_devices / ranks)), most + 1):
+                sizes = [
+                    size
+                    for size, passes_s, batches in passes
+                    if window.may_pay(passes_s, batches, pp)
+                ]
+                if sizes and fills(ranks * pp):
+                    yield tp, cp, dp, pp, sizes
+
+
+def _context_degrees(experiment: Experiment) -> list[int]:
+    """Return the context parallel degrees of grids on a part of the devices."""
+    shape = experiment.model.shape
+    most = experiment.max_cp if experiment.space == "uniform" else 1
+    return [cp for cp in range(1, most + 1) if shape.divides_context(cp)]
+
+
+def _filled(tp: int, experiment: Experiment) -> Callable[[int], bool]:
+    """Return whether so many devices are whole nodes, or a part of the only one."""
+    slots = {node.num_slots // tp * tp for node in experiment.cluster.nodes}
+    if experiment.space != "uniform" or len(slots) > 1:
+        return lambda _num_devices: True
+    [size] = slots
+    return lambda num_devices: num_devices < size or not num_devices % size
+
+
+def divided_batch(experiment: Experiment) -> int | None:
+    """Return the nearest batch that the devices divide, if they do not divide the experiment's.
+
+    Where no multiple of the number of devices is within `NEAR_BATCH` of the batch, so many devices
+    may share a replica that one is. Powers of two of them do: tp and pp can have these.
+    """
+    batch, unit = experiment.global_batch_size, experiment.cluster.num_devices
+    if not batch % (unit // (unit & -unit)):
+        return None
+    while abs(round(batch / unit) * unit - batch) > NEAR_BATCH * batch and not unit % 2:
+        unit //= 2
+    nearest = round(batch / unit) * unit
+    return nearest if nearest and abs(nearest - batch) <= NEAR_BATCH * batch else None
 
 
 def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tuple[int, ...]:
@@ -177,36 +266,36 @@ def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tupl
 
 
 def _with_batches(
-    experiment: Experiment, grids: Iterable[tuple[int, int, int, int]]
+    experiment: Experiment, grids: Iterable[tuple[int, int, int, int, Sequence[int]]]
 ) -> tuple[Candidate, ...]:
-    """Return all candidates with these (tp, cp, dp, pp) that batch and limits allow."""
+    """Return all candidates with these (tp, cp, dp, pp, micro-batch sizes) that limits allow."""
     batch = experiment.global_batch_size
     return tuple(
         sorted(
             Candidate(
                 micro_batch_size=size,
-                options=_with_experts(experiment.stage_options(tp, dp, cp=cp, zero=zero), ep),
+                options=with_experts(experiment.stage_options(tp, dp, cp=cp, zero=zero), ep),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
                 virtual_stages=virtual_stages,
             )
-            for tp, cp, dp, pp in grids
-            if batch % dp == 0 and experiment.traits.why_no_grid(tp, pp) is None
+            for tp, cp, dp, pp, sizes in grids
+            if experiment.traits.why_no_grid(tp, pp) is None
             for zero in _zero(experiment, tp, dp * cp, pp)
             for virtual_stages in _virtual_stages(pp, experiment)
-            for ep in _expert_degrees(tp * cp * dp, experiment)
-            for size in _divisors(batch // dp)
+            for ep in expert_degrees(experiment, tp * cp * dp)
+            for size in sizes
             if _allows(dp, pp, size, experiment.limits)
         )
     )
 
 
-def _with_experts(options: StageOptions, ep: int) -> StageOptions:
+def with_experts(options: StageOptions, ep: int) -> StageOptions:
     """Return the options with expert parallelism and undivided experts."""
     return replace(options, ep=ep, etp=1 if options.tp > 1 else 0) if ep > 1 else options
 
 
-def _expert_degrees(num_ranks: int, experiment: Experiment) -> list[int]:
+def expert_degrees(experiment: Experiment, num_ranks: int) -> list[int]:
     """Return the expert parallel degrees of a stage.
 
     With ``ep`` above 1, experts are not divided by tp (``etp`` is 1): narrower products gain
@@ -450,7 +539,7 @@ def searched_dimensions(experiment: Experiment) -> tuple[str, ...]:
     """
     values_of: dict[str, set[object]] = {}
     with suppress(ValueError):
-        for candidate in (*uniform_candidates(experiment), *idle_candidates(experiment)):
+        for candidate in (*uniform_candidates(experiment), *optional_candidates(experiment)):
             figures = {part.name: getattr(candidate, part.name) for part in fields(candidate)}
             options = figures.pop("options")
             figures |= {part.name: getattr(options, part.name) for part in fields(options)}

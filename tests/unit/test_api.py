@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import amp_ray as amp
 from amp_ray.cli import commands
@@ -28,6 +29,13 @@ def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(SMALL, encoding="utf-8")
     return path
+
+
+def run(*arguments: object) -> str:
+    """Run a command; return its standard output."""
+    done = CliRunner().invoke(commands, [*map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
 
 
 def values() -> dict[str, Any]:
@@ -238,10 +246,64 @@ def test_the_notebook_runs(
     assert (tmp_path / "report.html").is_file()
 
 
-def test_a_keyword_that_a_function_does_not_have_is_refused(small: Path) -> None:
-    for function in (amp.plan, amp.explain, amp.tune):
-        with pytest.raises(TypeError, match="worker"):
-            function(small, worker=2)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("function", "keyword", "message"),
+    [
+        (amp.plan, "toq", "plan() takes no 'toq'; did you mean 'top'?"),
+        (amp.plan, "worker", "plan() takes no 'worker'; did you mean 'workers'?"),
+        (amp.explain, "worker", "explain() takes no 'worker'; did you mean 'workers'?"),
+        (amp.tune, "buget", "tune() takes no 'buget'; did you mean 'budget'?"),
+        (amp.score, "strategis", "score() takes no 'strategis'; did you mean 'strategies'?"),
+        (amp.export, "positon", "export() takes no 'positon'; did you mean 'position'?"),
+        (amp.init, "modell", "init() takes no 'modell'; did you mean 'model'?"),
+        (amp.show, "xyz", "show() takes no 'xyz'; known: study"),
+    ],
+)
+def test_an_unknown_keyword_names_itself(
+    function: Callable[..., object], keyword: str, message: str, small: Path
+) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        function(small, **{keyword: 2})
+
+
+def test_results_are_sequences(small: Path) -> None:
+    plan = amp.plan(small, top=2)
+    assert plan[0] is plan.best
+    assert list(plan) == list(plan.results) == [plan[index] for index in range(len(plan))]
+    assert plan[:2] == plan.results[:2]
+    assert plan.num_shown == 2
+    keys = values()
+    keys["cluster"]["nodes"][0]["memory_gib"] = 1.0
+    rows = amp.plan(keys)
+    assert not any(row.feasible for row in rows)
+    assert {type(row.iteration_time_s) for row in rows} <= {float, type(None)}
+    sweep = amp.sweep(small, {"recompute": ["none", "full"]})
+    assert [point.best for point in sweep] == list(sweep.bests)
+    assert len(sweep) == 2
+
+
+def test_commands_are_functions(small: Path, tmp_path: Path) -> None:
+    text = amp.export(small, "csv")
+    assert text.text == str(text) == run("export", small, "--to", "csv")
+    assert "<pre>position," in text._repr_html_()
+    written = amp.export(small, "deepspeed", output=tmp_path / "folder")
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == sorted(written.files)
+    with pytest.raises(InputError, match="--to: found 'nothing'; expected one of accelerate"):
+        amp.export(small, "nothing")
+    changed = {**values(), "global_batch_size": 16}
+    rows = amp.diff(amp.plan(small), amp.plan(changed))
+    assert "iteration_time_s" in {row["key"] for row in rows}
+    assert "iteration_time_s" in rows._repr_html_()
+    with pytest.raises(InputError, match=r"cluster\.hostfile: not there"):
+        amp.doctor(values())
+    with pytest.raises(InputError, match="no study can be read here"):
+        amp.show(tmp_path)
+    path = tmp_path / "first.yaml"
+    first = amp.init(path, device="V100-16", slots=2, model="llama-3-8b", nodes=1, batch=8)
+    assert path.read_text(encoding="utf-8") == first
+    assert amp.load(path).cluster.num_devices == 2
+    with pytest.raises(InputError, match="is there already"):
+        amp.init(path, model="llama-3-8b", cluster="dgx-h100", nodes=1, batch=8)
 
 
 def test_changes_are_those_of_set(small: Path) -> None:

@@ -27,8 +27,8 @@ from amp_ray.search.placement.local_search import (
     Chains,
     class_orders,
     climb,
+    kept_orders,
     key_of,
-    listed_orders,
     simple_orders,
     swap_replicas,
 )
@@ -78,13 +78,13 @@ def plan_listed(
 ) -> list[Estimate]:
     """Cut a candidate on devices in hostfile order, and estimate it.
 
-    If devices stay idle, they are whole classes of nodes or the last devices of other classes.
+    If devices stay idle, `kept_orders` chooses the nodes.
 
     Returns:
         The best estimate, and perhaps a worse one, as `plan_placements` does.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
-    orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
+    orders = kept_orders(cost_model.experiment.cluster, candidate, effort)
 
     def best(part: Chains) -> Estimate:
         return min((part.estimate(part.best(order)) for order in orders), key=leader_order)

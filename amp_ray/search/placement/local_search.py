@@ -6,7 +6,7 @@ Moves shift cuts, swap replicas or reorder stages while the simulated time falls
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, combinations, islice, pairwise, permutations
+from itertools import accumulate, chain, combinations, islice, pairwise, permutations, product
 
 import numpy as np
 
@@ -68,6 +68,35 @@ def listed_orders(
             order = [device for node in nodes for device in devices[node]]
             if len(order) >= used and len(orders) < effort.max_node_orders:
                 orders.setdefault(tuple(order[:used]))
+    return tuple(orders)
+
+
+def kept_orders(
+    cluster: Cluster, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> tuple[tuple[int, ...], ...]:
+    """Return devices in hostfile order; if some stay idle, for each choice of idle nodes.
+
+    Nodes of a class are interchangeable, so its last ones are idle: a choice is the number of nodes
+    that each class keeps, the most of the first class first. The last kept node may be idle in
+    part.
+    """
+    orders = dict.fromkeys(listed_orders(cluster, candidate, effort))
+    classes = node_classes(cluster, 1, pairs_matter=False)
+    if len(classes) == 1 or candidate.num_devices == cluster.num_devices:
+        return tuple(orders)
+    devices, used = _group_devices(cluster, candidate), candidate.num_devices
+    for counts in product(*(range(len(part.nodes), -1, -1) for part in classes)):
+        kept = [
+            node
+            for part, number in zip(classes, counts, strict=True)
+            for node in part.nodes[:number]
+        ]
+        order = [device for node in sorted(kept) for device in devices[node]]
+        if (
+            used <= len(order) < used + max(map(len, devices))
+            and len(orders) < effort.max_node_orders
+        ):
+            orders.setdefault(tuple(order[:used]))
     return tuple(orders)
 
 

@@ -166,15 +166,19 @@ def test_grids_that_leave_devices_idle_are_those_of_fewer_devices() -> None:
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        ("space: uniform", False),
-        ("space: uniform, idle_devices: true", True),
+        ("space: uniform", True),
+        ("space: uniform, idle_devices: false", False),
+        ("space: uniform, token_slices: true", False),
         ("space: placement", True),
         ("space: placement, idle_devices: false", False),
         ("space: placement, tp_across_nodes: true", False),
     ],
 )
 def test_devices_stay_idle_where_the_space_or_the_user_says_so(text: str, allowed: bool) -> None:  # noqa: FBT001 - parametrized
-    assert bool(optional_candidates(small_experiment(limits(text)))) == allowed
+    experiment = small_experiment(
+        limits(text), ("global_batch_size: 8", "global_batch_size: 8\nruntime: torch")
+    )
+    assert bool(idle_candidates(experiment)) == allowed
 
 
 def test_nodes_of_a_size_of_their_own_allow_degrees_that_leave_some_of_them_idle() -> None:
@@ -187,7 +191,8 @@ def test_nodes_of_a_size_of_their_own_allow_degrees_that_leave_some_of_them_idle
 def test_a_cluster_that_no_grid_uses_up_is_planned_with_idle_devices() -> None:
     seven = cluster(7, 1)
     with pytest.raises(ValueError, match="no candidate for 7 devices"):
-        candidates_of(small_experiment(seven, limits("max_pp: 4")))
+        candidates_of(small_experiment(seven, limits("max_pp: 4, idle_devices: false")))
+    assert candidates_of(small_experiment(seven, limits("max_pp: 4"))) == ()
     experiment = small_experiment(seven, limits("space: placement, max_pp: 4"))
     assert candidates_of(experiment) == ()
     assert {c.num_devices for c in optional_candidates(experiment)} == {1, 2, 3, 4, 6}
