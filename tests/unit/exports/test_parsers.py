@@ -16,7 +16,7 @@ from amp_ray.exports.assumed import FLAGS, NO_FLAG
 from amp_ray.exports.chosen import Chosen
 from amp_ray.exports.configs import nanotron_config
 from amp_ray.exports.megatron import bridge_overrides, megatron_program, megatron_script
-from amp_ray.exports.reading import words_of
+from amp_ray.exports.shell import words_of
 from amp_ray.exports.starts import start_of
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.models.model import Model
