@@ -299,6 +299,8 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     record: dict[str, Any] = {
         ours: _count(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
     }
+    if record["ep"] > 1 and record["tp"] > 1:
+        record["etp"] = 1  # experts are not divided by tp then
     record["zero_stage"] = 0
     if parallelism.get("data_parallel_shard_degree", -1) != 1:
         reshard = parallelism.get("fsdp_reshard_after_forward", "default")

@@ -47,7 +47,7 @@ def strategies(base: Experiment) -> Iterator[Strategy]:
         dp = num_devices // tp // pp
         if zero.shard_ranks >= dp or dp % ep:
             continue
-        experts: dict[str, Any] = {"ep": ep, "etp": 1} if ep > 1 else {}
+        experts: dict[str, Any] = {"ep": ep, "etp": int(tp > 1)} if ep > 1 else {}
         options = StageOptions(tp=tp, dp=dp, zero=zero, sequence_parallel=tp > 1, **experts)
         for recompute in (NO_RECOMPUTE, FULL):
             candidate = Candidate(
