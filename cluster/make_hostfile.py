@@ -272,7 +272,7 @@ def make_hostfile(  # noqa: PLR0913 - one parameter per option
         click.echo(text, nl=False)
     else:
         write_text(output, text)
-    num_slots = sum(entry.num_slots for entry in hosts)
+    num_slots = sum(entry.num_slots or 0 for entry in hosts)
     place = "" if output is None else f" in {output}"
     click.echo(f"{len(nodes)} nodes alive; {len(hosts)} hosts, {num_slots} slots{place}", err=True)
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amp_ray
+from amp_ray.api.differences import _load as load_compared
 from amp_ray.calibration.fingerprint import fingerprint
-from amp_ray.cli.diff import _load as load_compared
 from amp_ray.errors import InputError
 from amp_ray.inputs.profiles.nccl_tests import parse_nccl_tests
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, read_trace
@@ -471,7 +471,7 @@ READ_IN: Final = {
     "runtime.study.reading.read_study": ("a study's result", "a study's experiment"),
     "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
     "runtime.study.tuning.copy_experiment": ("experiment",),
-    "cli.diff._load": ("a compared plan", "experiment"),
+    "api.differences._load": ("a compared plan", "experiment"),
     "cli.hosts._refuse_ray_cluster": ("experiment",),
     "cli.exchange.import_trace": ("a trace of PyTorch's profiler",),
     "cli.exchange.nccl_tests": ("a log of nccl-tests",),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ recompute: none
 search: {{space: {space}, micro_batch_sizes: [1, 2]}}
 """
 NODE = "    - {{count: {count}, device: {device}, slots: 2, inter_gbit_per_s: {rate}}}"
-CASES = {
+CASES: dict[str, tuple[Sequence[int], dict[str, Any]]] = {
     "many": ((1, 2, 3, 5, 7, 8, 11, 12, 13, 17, 19, 23, 31, 37, 40), {"batch": 24, "layers": 5}),
     "zero": ((1, 2, 3, 5, 7, 8, 9, 11), {"runtime": "deepspeed", "zero": "auto", "batch": 20}),
     "slow network": ((1, 2, 3, 4, 5), {"rate": 1, "runtime": "torch"}),
@@ -41,7 +42,7 @@ CASES = {
 }
 
 
-def experiment_on(*counts: int, rate: int = 400, **settings: object) -> Experiment:
+def experiment_on(*counts: int, rate: int = 400, **settings: Any) -> Experiment:  # noqa: ANN401 - of many types
     """Return an experiment on nodes of one kind, or of two."""
     kinds = zip(counts, ("V100-32", "T4"), strict=False)
     nodes = [NODE.format(count=count, device=device, rate=rate) for count, device in kinds if count]
@@ -84,7 +85,7 @@ def test_rows_name_idle_devices_by_kind() -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"runtime": "deepspeed", "layers": 7}, CASES["experts"][1]]
 )
-def test_no_window_leaves_out_a_grid_that_is_fast_enough(settings: dict[str, object]) -> None:
+def test_no_window_leaves_out_a_grid_that_is_fast_enough(settings: dict[str, Any]) -> None:
     experiment = experiment_on(3, **settings)
     planner = AmpRayPlanner(experiment=experiment)
     within = planner.candidates().within

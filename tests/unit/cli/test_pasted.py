@@ -102,7 +102,10 @@ def test_a_batch_that_devices_do_not_divide_is_remarked(tmp_path: Path) -> None:
     plan = amp.plan(path, changes=keys)
     [remark] = plan.planned.remarks
     other = amp.plan(path, changes=[*keys, *options(remark)[1::2]])
-    gain = plan.best.iteration_time_s / 29 * 30 / other.planned.ranking.fastest.iteration_time_s - 1
+    fastest = other.planned.ranking.fastest
+    assert plan.best is not None
+    assert fastest is not None
+    gain = plan.best.iteration_time_s / 29 * 30 / fastest.iteration_time_s - 1
     assert remark == (
         f"10 devices do not divide the batch of 29: with 30 training is {100 * gain:.0f} % faster "
         "per token (--set global_batch_size=30)"

@@ -641,7 +641,8 @@ def run_study(case: Case, small: Path, folder: Path) -> amp.Study:
     for (tp, dp, size), factor, score in zip(DEGREES, case.factors, scores, strict=True):
         outcome: tuple[object, object] = (factor, "")
         if not isinstance(factor, str):
-            time_s = factor * score.iteration_time_s  # type: ignore[union-attr]
+            assert score.iteration_time_s is not None
+            time_s = factor * score.iteration_time_s
             outcome = time_s, case.spread_fraction * time_s
         rows.append(",".join(map(str, (tp, 1, dp, size, *outcome))))
     table = folder.with_suffix(".csv")
