@@ -156,7 +156,10 @@ def test_trials_are_pointless_only_far_below_the_allowed_doubt(
     chances.any_below.return_value = 0.5
     chances.worth_trials().any_below.return_value = share * (1 - state.settings.confidence_fraction)
     chances.without_surprises().any_below.return_value = 0.0
-    with patch.object(Knowledge, "chances", lambda _self, _indices: chances):
+    with (
+        patch.object(Knowledge, "chances", lambda _self, _indices: chances),
+        patch("amp_ray.tuner.certificate._chance_at_end", return_value=1.0),
+    ):
         latest = certificate(state, knowledge)
     assert (latest.holds, latest.settled) == (False, share < 0.2)
 
