@@ -40,7 +40,7 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     try:
         return uniform_candidates(experiment)
     except ValueError:
-        if any(True for _ in _idle_grids(experiment)):
+        if idle_candidates(experiment):
             return ()
         raise
 

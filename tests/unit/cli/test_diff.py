@@ -7,9 +7,10 @@ from support.commands import Run
 
 
 def changed(small: Path) -> Path:
-    """Write the small experiment with twice the nodes."""
+    """Write the small experiment with twice the nodes and a faster network."""
     path = small.with_name("larger.yaml")
     text = small.read_text(encoding="utf-8").replace("count: 2", "count: 4")
+    text = text.replace("inter_gbit_per_s: 10}", "inter_gbit_per_s: 100}")  # else 2 are idle
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -91,7 +91,7 @@ def test_many_mistakes_are_counted(refused: Refused) -> None:
 
 def test_a_file_without_end_is_refused(refused: Refused) -> None:
     text = WITH_HOSTFILE.replace("hostfile: hosts", "hostfile: /dev/zero")
-    assert "longer than 33,554,432 characters" in refused({"experiment.yaml": text})
+    assert "this is a device; expected a file" in refused({"experiment.yaml": text})
 
 
 def test_a_file_that_ends_too_early_asks_whether_it_was_cut(refused: Refused) -> None:

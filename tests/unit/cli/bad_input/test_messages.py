@@ -47,12 +47,12 @@ LONG: Final[dict[str, tuple[str, str | bytes, str]]] = {
     "configuration nested too deeply": (
         "configuration",
         "[" * 100_000,
-        "config.json: not usable JSON: nested too deeply",
+        "config.json: not usable JSON: nested more than 50 levels deep",
     ),
     "strategies nested too deeply": (
         "strategies",
         "[" * 100_000,
-        "strategies.csv: not usable JSON: nested too deeply",
+        "strategies.csv: not usable JSON: nested more than 50 levels deep",
     ),
     "degree of many digits": (
         "strategies",
