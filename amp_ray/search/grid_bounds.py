@@ -568,9 +568,10 @@ class GridBounds:
         assume a path that takes no time.
         """
         experiment, options, pp = self.cost_model.experiment, candidate.options, candidate.pp
-        if options.ep == 1 or experiment.space != "uniform":
-            return (NO_RING,)
         size, slots = options.num_ranks, experiment.cluster.nodes[0].num_slots
+        is_placed = experiment.space == "uniform" and size <= experiment.cluster.num_devices
+        if options.ep == 1 or not is_placed:
+            return (NO_RING,)
         if experiment.cluster.is_even and not (size % slots and slots % size):
             pp = 1
         elif size * pp != experiment.cluster.num_devices:
