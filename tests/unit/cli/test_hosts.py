@@ -93,12 +93,6 @@ def test_hosts_with_an_error_end_with_4_and_a_table(amp_ray: Run, with_hosts: Pa
     assert ended.out.splitlines()[-1] == "2 errors"
 
 
-def test_json_alone_on_stdout(amp_ray: Run, with_hosts: Path) -> None:
-    ended = amp_ray("doctor", with_hosts, "--json")
-    assert (ended.code, ended.err, ended.json["ok"]) == (4, "", False)
-    assert [entry["check"] for entry in ended.json["findings"]] == ["reach", "reach"]
-
-
 def test_a_profile_that_is_not_there_yet_does_not_matter(amp_ray: Run, with_hosts: Path) -> None:
     text = with_hosts.read_text(encoding="utf-8")
     with_hosts.write_text(text + "profile: {source: table, path: none}\n", encoding="utf-8")
