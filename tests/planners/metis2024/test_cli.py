@@ -13,6 +13,7 @@ from amp_ray.planners.metis2024.inputs import (
     parse_metis_clusterfile,
 )
 from amp_ray.runtime.files import load_experiment
+from support.checked import check_ended
 from support.commands import Run
 from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files
 
@@ -107,9 +108,11 @@ def test_a_profile_without_any_degree_that_is_asked_for_leaves_nothing(
     amp_ray: Run, tmp_path: Path
 ) -> None:
     files = metis_profile_files(kinds=("A100",), tps=(2,))
-    ended = amp_ray("plan", write_experiment(tmp_path, "0.0.0.1 4", profile=files))
-    assert ended.code == 3
-    assert "not in the profile" in ended.err
+    check_ended(
+        amp_ray("plan", write_experiment(tmp_path, "0.0.0.1 4", profile=files)),
+        3,
+        "not in the profile",
+    )
 
 
 def test_what_was_recognised_in_a_profile_is_said_with_v(
@@ -205,9 +208,7 @@ def test_wrong_arguments_are_refused(
     amp_ray: Run, tmp_path: Path, more: tuple[str, ...], message: str, *, profile: bool
 ) -> None:
     write_inputs(tmp_path)
-    ended = imported(amp_ray, tmp_path, *more, profile=profile)
-    assert ended.code == 2
-    assert message in ended.err
+    check_ended(imported(amp_ray, tmp_path, *more, profile=profile), 2, message)
 
 
 def test_an_export_is_imported_again(amp_ray: Run, tmp_path: Path) -> None:
@@ -243,6 +244,4 @@ def test_an_analytic_experiment_is_exported_too(amp_ray: Run, small: Path, tmp_p
     ],
 )
 def test_an_export_overwrites_nothing(amp_ray: Run, small: Path, output: str, message: str) -> None:
-    ended = amp_ray("export", small, "--to", "metis", "-o", small.parent / output)
-    assert ended.code == 2
-    assert message in ended.err
+    check_ended(amp_ray("export", small, "--to", "metis", "-o", small.parent / output), 2, message)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from support.checked import check_ended
 from support.commands import Run
 
 
@@ -23,6 +24,4 @@ def test_plans_that_commands_wrote_are_compared(amp_ray: Run, small: Path, tmp_p
 def test_what_is_no_plan_is_refused(amp_ray: Run, small: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"a": [1, 2]}', encoding="utf-8")
-    ended = amp_ray("diff", small, other)
-    assert ended.code == 2
-    assert f"{other}: no plan; expected a strategy" in ended.err
+    check_ended(amp_ray("diff", small, other), 2, f"{other}: no plan; expected a strategy")

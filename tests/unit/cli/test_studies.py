@@ -26,6 +26,7 @@ from amp_ray.runtime.study.pool import RunnerPool
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.state import Policy
+from support.checked import check_ended
 from support.commands import Ended, Run
 from support.recorded import table_text, write_experiment
 
@@ -180,9 +181,7 @@ def test_nobody_waits_for_a_search_to_hear_that(
     ],
 )
 def test_options_out_of_range_are_refused(tune: Tune, options: tuple[str, ...], word: str) -> None:
-    ended = tune(*options)
-    assert ended.code == 2
-    assert word in ended.err
+    check_ended(tune(*options), 2, word)
 
 
 def test_a_table_with_two_runs_of_a_strategy_answers(tune: Tune, tmp_path: Path) -> None:
@@ -219,9 +218,11 @@ def test_trials_that_no_host_can_run_are_refused(
 
 def test_without_a_feasible_strategy_nothing_is_launched(amp_ray: Run, tmp_path: Path) -> None:
     path = write_experiment(tmp_path, ("slots: 2,", "slots: 2, memory_gib: 0.001,"))
-    ended = amp_ray("tune", path, "--trials", "local", "--budget", "1", "--study", tmp_path / "s")
-    assert ended.code == 3
-    assert "no strategy is expected to run: 16 out of memory; closest: tp 2" in ended.err
+    check_ended(
+        amp_ray("tune", path, "--trials", "local", "--budget", "1", "--study", tmp_path / "s"),
+        3,
+        "no strategy is expected to run: 16 out of memory; closest: tp 2",
+    )
     assert not (tmp_path / "s").exists()
 
 
@@ -301,9 +302,7 @@ def test_one_measurement_is_a_success_though_hosts_were_lost(
         return [replace(entry, outcome=lost) for entry in results]
 
     monkeypatch.setattr(RunnerPool, "wait", wait)
-    ended = tune("--budget", "1", "--json")
-    assert ended.code == 0
-    assert "trial 0: no answer; it runs once more" in ended.err
+    check_ended(tune("--budget", "1", "--json"), 0, "trial 0: no answer; it runs once more")
 
 
 def test_a_cluster_that_does_not_answer_is_no_bad_input(
@@ -469,9 +468,9 @@ def test_a_link_that_leads_out_of_a_study_is_not_read(amp_ray: Run, study: Path)
     outside = study.parent / "elsewhere.json"
     (study / "result.json").rename(outside)
     (study / "result.json").symlink_to(outside)
-    ended = amp_ray("export", study, "--to", "csv")
-    assert ended.code == 2
-    assert "result.json: a link out of the study's folder" in ended.err
+    check_ended(
+        amp_ray("export", study, "--to", "csv"), 2, "result.json: a link out of the study's folder"
+    )
     (study / "journal.jsonl").rename(study.parent / "journal")
     (study / "journal.jsonl").symlink_to(study.parent / "journal")
     assert amp_ray("show", study).code == 2
@@ -491,9 +490,7 @@ def test_it_follows_until_the_study_ends(amp_ray: Run, study: Path) -> None:
 def test_what_is_no_study_is_refused(amp_ray: Run, tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "journal.jsonl").write_bytes(content)
-    ended = amp_ray("show", tmp_path)
-    assert ended.code == 2
-    assert str(tmp_path / "journal.jsonl") in ended.err
+    check_ended(amp_ray("show", tmp_path), 2, str(tmp_path / "journal.jsonl"))
 
 
 # ------------------------------------------------------------------------- one answer

@@ -16,6 +16,7 @@ from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 from amp_ray.trials.timeline import RankTimeline
+from support.checked import required
 from support.experiments import SMALL, experiment_from
 from support.replaying import measured, out_of_memory
 
@@ -197,8 +198,7 @@ def passes(num_micro_batches: int) -> list[dict[str, Any]]:
 
 
 def test_the_steady_part_of_a_timeline_is_left_out() -> None:
-    shown = abridged(passes(20))
-    assert shown is not None
+    shown = required(abridged(passes(20)))
     assert (shown["cut"], shown["num_cut"], shown["step"]) == ((4.0, 36.0), 16, 1)
     names = [name for name, *_ in shown["lanes"][0]["items"]]
     assert names == ["0F0", "0B0", "0F1", "0B1", "0F18", "0B18", "0F19", "0B19"]
@@ -208,16 +208,14 @@ def test_a_short_timeline_is_whole_and_many_stages_are_thinned_out() -> None:
     short = passes(6)
     assert abridged(short) == {"lanes": short, "cut": None, "num_cut": 0, "step": 1}
     assert abridged(None) is None
-    shown = abridged(passes(6) * 1200)
-    assert shown is not None
+    shown = required(abridged(passes(6) * 1200))
     assert (shown["step"], len(shown["lanes"])) == (3, 400)
 
 
 def test_times_to_be_read_with_care_are_told_and_unsteady_ones_are_not_compared() -> None:
     planned = plan_experiment(experiment_from(SMALL), progress=lambda _done, _all: None)
     cluster = planned.experiment.cluster
-    best = planned.ranking.best
-    assert best is not None
+    best = required(planned.ranking.best)
     outcomes: list[Outcome] = [
         measured(0.5),
         replace(measured(0.4), mean_s=0.48, warnings=("periodic",)),

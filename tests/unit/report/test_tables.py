@@ -16,6 +16,7 @@ from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import AUTO_STAGE, Zero
+from support.checked import grid_of
 from support.experiments import small_experiment
 
 SMALL = small_experiment()
@@ -46,12 +47,7 @@ def shown(ranked: Ranking, *, num_rows: int | None = 3, width: int = 180) -> str
 
 def bare(seconds: float, bounds: tuple[int, ...] = (0, 9)) -> Estimate:
     """An estimate of a model that knows neither parts nor memory."""
-    candidate = Candidate(
-        micro_batch_size=1,
-        options=StageOptions(tp=1, dp=1),
-        pp=len(bounds) - 1,
-        num_micro_batches=1,
-    )
+    candidate = grid_of(pp=len(bounds) - 1)
     return Estimate(strategy=Strategy.uniform(candidate, bounds), iteration_time_s=seconds)
 
 
@@ -139,9 +135,7 @@ def test_short_forms_are_explained_where_they_stand(options: StageOptions, text:
 
 def test_what_ranks_of_a_layer_send_is_named_after_the_degrees_that_need_it() -> None:
     def with_options(tp: int, ep: int = 1) -> Estimate:
-        grid = Candidate(
-            options=StageOptions(tp=tp, dp=4, ep=ep), pp=1, micro_batch_size=1, num_micro_batches=2
-        )
+        grid = grid_of(tp=tp, dp=4, ep=ep, num_micro_batches=2)
         return replace(bare(1.0), strategy=Strategy.uniform(grid, (0, 9)), breakdown=Breakdown())
 
     plain, experts, wide = with_options(1), with_options(1, ep=2), with_options(2)
@@ -342,9 +336,7 @@ def test_infeasible_that_are_not_shown_are_counted_once_each() -> None:
 
 
 def test_nothing_feasible_draws_no_empty_table() -> None:
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=9, num_micro_batches=1
-    )
+    candidate = grid_of(pp=9)
     reason = Reason(kind="more stages than layers", detail="pp 9, 3 layers")
     only = rank([Infeasible(candidate=candidate, reason=reason)])
     assert shown(only) == "1 of 1 candidate ruled out: 1 more stages than layers\n"
@@ -390,9 +382,7 @@ def test_the_order_of_the_devices_is_recognised() -> None:
 
 def test_of_many_nodes_in_a_row_only_the_ends_are_named() -> None:
     cluster = small_experiment(("count: 2, device: T4, slots: 2", "count: 6, device: T4, slots: 1"))
-    wide = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=5), pp=1, num_micro_batches=1
-    )
+    wide = grid_of(dp=5)
     strategy = Strategy.uniform(wide, (0, 1), (5, 1, 2, 3, 4))
     assert places_text(strategy, cluster.cluster) == "node5+node1..node4"
 

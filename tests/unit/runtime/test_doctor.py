@@ -29,6 +29,7 @@ from amp_ray.runtime.hosts.host import Host, LocalHost, MakeHost
 from amp_ray.runtime.hosts.link import AgentLink, Message
 from amp_ray.runtime.hosts.login import LoginError
 from amp_ray.trials.doctor.findings import Finding
+from support.checked import required
 from support.experiments import experiment_from, small_experiment
 from support.host_reports import healthy_report
 from support.waiting import HANG_GUARD_S, wait_for
@@ -258,8 +259,7 @@ def test_a_host_that_cannot_be_made_is_a_failed_login() -> None:
 
     host_probe = HostProbe(SPEC, make, QUESTION)
     host_probe.ask()
-    failure = host_probe.report().failure
-    assert failure is not None
+    failure = required(host_probe.report().failure)
     assert failure.check == "login"
     host_probe.close()
 
@@ -286,8 +286,7 @@ def test_a_host_that_refuses_is_told_and_asked_no_more() -> None:
 def test_an_interpreter_that_does_not_start_is_told() -> None:
     host_probe = HostProbe(SPEC, lambda name: LocalHost(name, python="/no/python"), QUESTION)
     host_probe.ask()
-    failure = host_probe.report().failure
-    assert failure is not None
+    failure = required(host_probe.report().failure)
     assert (failure.check, failure.expected) == (
         "agent Python",
         "/no/python to run a short program",
@@ -296,8 +295,7 @@ def test_an_interpreter_that_does_not_start_is_told() -> None:
 
 
 def test_a_host_that_has_not_answered_in_time_counts_as_one_that_does_not() -> None:
-    failure = HostProbe(SPEC, LocalHost, QUESTION).report().failure
-    assert failure is not None
+    failure = required(HostProbe(SPEC, LocalHost, QUESTION).report().failure)
     assert (failure.check, "no answer within" in failure.found) == ("reach", True)
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.cost.estimate import Cost, Estimate
+from amp_ray.cost.estimate import Cost
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.strategy_text import with_idle
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
@@ -11,6 +11,7 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import flat_row, ranking_rows, row, shown_bound_s
 from amp_ray.search.space import candidates_of
+from support.checked import as_estimate, required
 from support.experiments import small_experiment
 
 ROW_KEYS = {
@@ -118,8 +119,7 @@ def test_rates_follow_from_the_iteration() -> None:
 
 def test_tokens_become_days_hours_and_money() -> None:
     found, experiment = ranking(("global_batch_size:", "tokens: 1e+9\nglobal_batch_size:"))
-    best = found.results[0]
-    assert isinstance(best, Estimate)
+    best = as_estimate(found.results[0])
     priced = replace(best, cost=Cost(devices=2.0, egress=1.0))
     (entry,) = (row(priced, 1, experiment),)
     iterations = 1e9 / experiment.global_batch_size / experiment.model.shape.sequence_length
@@ -131,8 +131,7 @@ def test_tokens_become_days_hours_and_money() -> None:
 
 def test_idle_devices_are_counted_by_board() -> None:
     found, experiment = ranking()
-    best = found.best
-    assert best is not None
+    best = required(found.best)
     assert "idle_devices" not in row(best, 1, experiment)
     _, larger = ranking(("count: 2", "count: 3"))
     record = row(best, 1, larger)
