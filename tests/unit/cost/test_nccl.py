@@ -161,7 +161,7 @@ def test_a_node_of_a_measured_board_takes_its_times() -> None:
     assert all_reduce_s(16 * MIB, 8, path, BASE_S) == pytest.approx(float(measured[15]))
     both = [_measured("H100", name, 8)[15] for name in ("all_gather", "reduce_scatter")]
     assert all_gather_s(16 * MIB, 8, path, BASE_S) == pytest.approx(float(np.mean(both)))
-    exchange = required(topology.exchange([list(range(8))]).exchange)
+    assert topology.exchange([list(range(8))]).exchange is not None
     (wide,) = topology.rings([[*range(8), 8]]).paths
     assert wide.all_reduce is not None
     assert wide.all_reduce.at(0) > path.step_s

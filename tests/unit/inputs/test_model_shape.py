@@ -305,15 +305,6 @@ def test_a_sequence_length_of_the_configuration_is_stated() -> None:
     assert model_shape(section, json.dumps(MIXTRAL)).assumed == ()
 
 
-def test_windows_follow_the_configuration() -> None:
-    assert read(GPT_OSS_20B).attention_windows == (128, 0) * 12
-    assert read(GEMMA2_9B).attention_windows == (4096, 0)
-    assert read(PHI3_MINI).attention_windows == (2047,)
-    assert read(QWEN2_7B).attention_windows == ()
-    sliding = QWEN2_7B | {"use_sliding_window": True, "max_window_layers": 26}
-    assert read(sliding).attention_windows == (0,) * 26 + (131072,) * 2
-
-
 def test_what_our_training_program_lacks_is_planned_only() -> None:
     known = (LLAMA_3_8B, QWEN2_7B, QWEN3_8B, MIXTRAL, QWEN3_30B)
     lacking = (DEEPSEEK_V3, GPT_OSS_20B, GEMMA2_9B, PHI3_MINI, VIT_BASE)

@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.report import console as consoles
-from amp_ray.report.tables import ResultsTable, is_in_order, layers_text, places_text, ranking_table
+from amp_ray.report.tables import ResultsTable, is_in_order, places_text, ranking_table
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, plainest_first, rank
@@ -305,19 +305,7 @@ def test_what_ranks_share_out_is_told_where_the_search_chose_it() -> None:
     assert "ZeRO 1" in drawn(chosen)
 
 
-def test_the_layers_that_bounds_count_are_named() -> None:
-    text = "0 embedding, 1-6 block, 7 final-norm, 8 head"
-    assert layers_text(SMALL.model) == text
-    assert f"cuts count layers: {text}\n" in shown(ranking())
-
-
 # ------------------------------------------------------------------------- infeasible ones
-
-
-def test_only_as_many_rows_as_asked_and_what_is_left_out() -> None:
-    ranked = ranking()
-    assert "12 more feasible strategies: --top K or --all" in shown(ranked, num_rows=4)
-    assert "1 more feasible strategy: --top K or --all" in shown(ranked, num_rows=15)
 
 
 def test_infeasible_rows_have_one_reason_each() -> None:
@@ -327,12 +315,6 @@ def test_infeasible_rows_have_one_reason_each() -> None:
     text = drawn(table(replace(bare(1.0), reasons=both)))
     assert "out of memory: by far" in text
     assert "too slow" not in text
-
-
-def test_infeasible_that_are_not_shown_are_counted_once_each() -> None:
-    ranked = ranking(("num_heads: 8", "num_heads: 1"))
-    line = "7 of 16 candidates ruled out: 7 tp does not divide the attention heads"
-    assert line in shown(ranked, num_rows=2)
 
 
 def test_nothing_feasible_draws_no_empty_table() -> None:

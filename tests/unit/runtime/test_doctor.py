@@ -123,11 +123,6 @@ def test_hosts_that_are_lost_are_told_one_by_one() -> None:
     assert found.errors == list(found.findings)
 
 
-def test_a_study_gets_errors_only() -> None:
-    errors = diagnose(experiment(), refuse).errors
-    assert [finding.level for finding in errors] == ["error"] * 4
-
-
 def test_json_counts_levels_by_host_and_keeps_every_finding() -> None:
     findings = (
         Finding(level="ok", host="a", check="cores", found="8 cores"),

@@ -42,15 +42,6 @@ def test_a_record_is_one_line_of_json() -> None:
     assert LINES[2].endswith(b"\n")
 
 
-def test_bodies_are_read_as_they_were_written() -> None:
-    contents = parse(LINES, file="j")
-    assert list(contents.bodies) == EVENTS
-    assert list(contents.bodies[1:]) == EVENTS[1:]
-    assert contents.bodies[-1] == EVENTS[-1]
-    assert (contents.num_bytes, contents.dropped) == (sum(map(len, LINES)), None)
-    assert not parse([], file="j").bodies
-
-
 def test_keys_that_json_turns_into_text_do_not_spoil_a_record() -> None:
     body: dict[Any, Any] = {"event": "x", "of": {10: "a", 9: "b"}}
     contents = parse([encode(0, body)], file="j")
@@ -170,15 +161,6 @@ def filled(path: Path) -> bytes:
         journal.append(event)
     journal.close()
     return path.read_bytes()
-
-
-def test_what_was_appended_is_read(path: Path) -> None:
-    filled(path)
-    assert list(read_journal(path).bodies) == EVENTS
-    journal = Journal.open(path)
-    assert list(journal.records) == EVENTS
-    assert journal.dropped is None
-    journal.close()
 
 
 def test_a_journal_cut_at_any_byte_loads_and_goes_on(path: Path) -> None:
