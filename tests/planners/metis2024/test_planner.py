@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -13,7 +12,6 @@ from amp_ray.planners.metis2024.plan import MetisPlan
 from amp_ray.planners.metis2024.planner import Metis2024Planner, MetisTranslation
 from amp_ray.planners.metis2024.profile import parse_metis_profile
 from amp_ray.planners.metis2024.profile_export import metis_sizes
-from amp_ray.runtime.files import load_experiment
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
@@ -203,12 +201,6 @@ def test_any_cluster_is_planned(nodes: str, batch: int) -> None:
     experiment = small_experiment(
         (NODES, nodes), ("global_batch_size: 8", f"global_batch_size: {batch}")
     )
-    check_all(Metis2024Planner(experiment=experiment))
-
-
-@pytest.mark.parametrize("name", ["het_gpus", "het_gpus_uneven", "het_gpus_large"])
-def test_the_experiments_of_mixed_devices_are_planned(repository: Path, name: str) -> None:
-    experiment = load_experiment(repository / "experiments" / f"{name}.yaml")
     check_all(Metis2024Planner(experiment=experiment))
 
 

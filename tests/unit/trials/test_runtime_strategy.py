@@ -41,11 +41,6 @@ def strategy(
     return Strategy.uniform(candidate, bounds)
 
 
-def test_bounds_of_the_own_list_stay_as_they_are() -> None:
-    experiment, chosen = small_experiment(), strategy(0, 2, 5, 9)
-    assert runtime_strategy(experiment, chosen) == chosen
-
-
 # Published GPT-2: 0 embedding, 1 no-op, 2 to 25 blocks, 26 no-op, 27 norm, 28 head, 29 loss.
 # The program's: 0 embedding, 1 to 24 blocks, 25 norm, 26 head with loss.
 @pytest.mark.parametrize(
