@@ -28,6 +28,7 @@ from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.state import Policy
 from support.checked import check_ended
 from support.commands import Ended, Run
+from support.programs import python
 from support.recorded import table_text, write_experiment
 
 DEAD_HOSTS = """\
@@ -102,13 +103,7 @@ def test_a_script_runs_the_same_study(repository: Path, tmp_path: Path) -> None:
     table = repository / "amp_ray" / "data" / "tables" / "amp-2022-homogeneous.csv"
     script = repository / "experiments" / "homogeneous.py"
     options = ["--full", "--budget", "2", "--trials", f"replay:{table}", "--json"]
-    ended = subprocess.run(
-        [sys.executable, script, *options, "--study", tmp_path / "study"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
+    ended = python(script, *options, "--study", tmp_path / "study")
     assert len(json.loads(ended.stdout)["trials"]) == 2
 
 

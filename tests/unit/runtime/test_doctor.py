@@ -1,6 +1,5 @@
 import ast
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from amp_ray.trials.doctor.findings import Finding
 from support.checked import required
 from support.experiments import experiment_from, small_experiment
 from support.host_reports import healthy_report
+from support.programs import python
 from support.waiting import HANG_GUARD_S, wait_for
 
 TEXT = """\
@@ -404,10 +404,7 @@ def test_modules_are_the_agents_own_and_old_enough() -> None:
 def test_the_check_of_the_version_runs_before_new_syntax_is_read() -> None:
     program = doctor.guarded("this is no Python")
     ast.parse(program, feature_version=(3, 4))
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "SyntaxError" in ended.stderr
+    assert "SyntaxError" in python("-c", program, code=1).stderr
 
 
 def is_gone(folder: Path) -> bool:

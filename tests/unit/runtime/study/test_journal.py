@@ -1,8 +1,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from amp_ray.runtime.study.journal import (
     parse,
     sync_folder,
 )
+from support.programs import python
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "study", "experiment": "größe"},
@@ -355,14 +354,7 @@ print(told, number)
 
 
 def test_interruptions_at_any_instant_leave_a_whole_journal(path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", STORM, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    told, last = map(int, ended.stdout.split())
+    told, last = map(int, python("-c", STORM, path).stdout.split())
     contents = read_journal(path)
     numbers = [body["number"] for body in contents.bodies]
     assert numbers == sorted(set(numbers))
