@@ -11,7 +11,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-
 torch = pytest.importorskip("torch")
 
 import one_gpu  # noqa: E402
