@@ -69,11 +69,6 @@ def test_the_best_plan_is_proven_on_sixteen_devices(two_kinds: Experiment, size:
     assert objective_s(groups, solution.leaders[0]) == pytest.approx(solution.value_s, rel=1e-9)
 
 
-def test_slow_devices_stay_idle_where_that_is_faster(two_kinds: Experiment) -> None:
-    result = as_estimate(plan_stage_groups(groups_of(two_kinds), candidate(two_kinds, 16)))
-    assert set(result.strategy.placement) <= set(range(8))
-
-
 @pytest.mark.parametrize("few", [1, 40])
 def test_one_stage_of_all_devices_is_a_plan_however_few_groups_are_tried(
     two_kinds: Experiment, few: int
@@ -183,10 +178,6 @@ def test_tensor_parallel_groups_span_nodes_only_where_allowed(two_kinds: Experim
 def test_without_a_size_that_is_small_enough_there_are_no_shares() -> None:
     assert split_into_sizes(2, [], [[], []]) == ()
     assert split_into_sizes(2, [4], [[1.0], [1.0]]) == ()
-
-
-def test_every_sample_is_given_once() -> None:
-    assert split_by_speed(12, [1, 1], [3.0, 1.0]) == (9, 3)
 
 
 def test_a_rank_gets_one_sample_however_slow_it_is() -> None:
