@@ -177,8 +177,8 @@ def test_no_plan_of_blocks_is_better(seed: int) -> None:
                 for index, stage in enumerate(plan.stages)
             ]
             if all((grid == grid[:, :1]).all() for grid in grids):
-                result = as_estimate(planner.score(plan))
-                best_s = min(best_s, result.iteration_time_s if result.feasible else math.inf)
+                scored = as_estimate(planner.score(plan))
+                best_s = min(best_s, scored.iteration_time_s if scored.feasible else math.inf)
         result = planner.plan(candidate)
         if best_s < math.inf:
             assert isinstance(result, Estimate)
