@@ -1,14 +1,13 @@
 """Guests are taken away one by one: whatever does not name them works as ever."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from amp_ray import guests
+from support.programs import python
 
 NEEDS: Final = {
     "amp2022": ("amp2022",),
@@ -78,13 +77,8 @@ def run(removed: tuple[str, ...], out: Path, repository: Path) -> list[list[Any]
         ]
         for line in lines
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(removed), json.dumps(words)],
-        cwd=repository / "tests" / "net" / "files",
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    files = repository / "tests" / "net" / "files"
+    done = python("-c", PROGRAM, json.dumps(removed), json.dumps(words), cwd=files)
     ended: list[list[Any]] = json.loads(done.stdout)
     return ended
 

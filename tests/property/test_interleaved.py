@@ -10,8 +10,8 @@ from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timer import chunks_in_flight
 from amp_ray.search.cuts import even_block_bounds
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, chunk_bounds
+from support.checked import grid_of
 from support.experiments import experiment_from
 
 PIPELINES = st.tuples(st.integers(2, 5), st.integers(1, 12), st.integers(2, 4))
@@ -56,12 +56,7 @@ def test_memory_of_even_chunks_is_never_below_that_of_one(data: st.DataObject) -
     """Interleaving has more forward passes in flight; the chunks of a stage add up to the stage."""
     pp, chunks = data.draw(st.sampled_from([(2, 2), (4, 2), (2, 4), (4, 4)]))
     model = CostModel(experiment=experiment_from(LONG))
-    candidate = Candidate(
-        micro_batch_size=1,
-        options=StageOptions(tp=1, dp=8 // pp),
-        pp=pp,
-        num_micro_batches=32 * pp // 8,
-    )
+    candidate = grid_of(dp=8 // pp, pp=pp, num_micro_batches=32 * pp // 8)
     layers = model.experiment.model
     bounds = even_block_bounds(layers, pp)
     plain = Strategy.uniform(candidate, bounds)

@@ -5,8 +5,6 @@ Each planner plans a few tiny experiments once; all tests use these rankings.
 
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -34,6 +32,7 @@ from amp_ray.search.run import _least_bound_s
 from amp_ray.strategies.candidate import AnyCandidate
 from amp_ray.strategies.strategy import candidate_of
 from support.experiments import SMALL, experiment_from
+from support.programs import python
 
 TOP: Final = Path(__file__).parents[2]
 FILES: Final = TOP / "tests" / "net" / "files"
@@ -167,14 +166,8 @@ def test_rankings_do_not_depend_on_order_workers_or_hash_seed() -> None:
         "    print(repr(planned_otherwise(case)))\n"
     )
     folders = (TOP, TOP / "tests" / "lib", Path(__file__).parent)
-    other = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(map(str, folders))},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    variables = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(map(str, folders))}
+    other = python("-c", script, env=os.environ | variables)
     for case, line in zip(CASES, other.stdout.splitlines(), strict=True):
         assert repr(planned(case)[2]) == line, case
 

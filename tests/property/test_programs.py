@@ -12,10 +12,10 @@ from amp_ray.exports.megatron import bridge_overrides, megatron_script
 from amp_ray.exports.reading import read_program
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.inputs.strategies import strategies_of
-from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE
-from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
+from support.checked import grid_of
 from support.experiments import small_experiment
 
 NUM_BLOCKS = 8
@@ -39,15 +39,13 @@ def drawn(draw: st.DrawFn) -> Strategy:
     dp = NUM_DEVICES // tp // pp // cp
     size = draw(st.sampled_from([size for size in (1, 2, 4) if 32 % (size * dp) == 0]))
     cuts = st.lists(st.integers(1, NUM_BLOCKS + 1), min_size=pp - 1, max_size=pp - 1, unique=True)
-    candidate = Candidate(
-        options=StageOptions(
-            tp=tp,
-            cp=cp,
-            dp=dp,
-            recompute=draw(st.sampled_from(RECOMPUTE)),
-            sequence_parallel=tp > 1 and draw(st.booleans()),
-            zero=draw(st.sampled_from(ZEROS)) if dp > 1 else NO_ZERO,
-        ),
+    candidate = grid_of(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        recompute=draw(st.sampled_from(RECOMPUTE)),
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+        zero=draw(st.sampled_from(ZEROS)) if dp > 1 else NO_ZERO,
         pp=pp,
         micro_batch_size=size,
         num_micro_batches=32 // size // dp,

@@ -19,9 +19,10 @@ from amp_ray.search.cuts import partition_problem
 from amp_ray.search.ranking import is_risky
 from amp_ray.search.recompute import RecomputeSearch, with_recompute
 from amp_ray.search.space import candidates_of
-from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
+from support.checked import grid_of
 from support.experiments import experiment_from
 
 TEXT = """\
@@ -122,11 +123,8 @@ class Oracle:
 def tight(text: str, memory: float, pp: int, size: int) -> tuple[CostModel, Candidate]:
     """Return a cost model and candidate; ``memory`` is the ``share`` of `with_memory`."""
     experiment = experiment_from(text)
-    candidate = Candidate(
-        micro_batch_size=size,
-        options=StageOptions(tp=1, dp=1),
-        pp=pp,
-        num_micro_batches=experiment.global_batch_size // size,
+    candidate = grid_of(
+        micro_batch_size=size, pp=pp, num_micro_batches=experiment.global_batch_size // size
     )
     return CostModel(experiment=with_memory(experiment, candidate, memory)), candidate
 
@@ -222,9 +220,7 @@ def test_nothing_is_computed_again_where_all_fits() -> None:
 @pytest.mark.parametrize("space", ["uniform", "placement", "heterogeneous"])
 def test_every_space_fits_more_by_choosing(space: str) -> None:
     small = experiment_from(TEXT.replace("slots: 6", "slots: 2").replace("size: 12", "size: 4"))
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=2, num_micro_batches=4
-    )
+    candidate = grid_of(pp=2, num_micro_batches=4)
     given = with_memory(small, candidate, 0.4)
     given = replace(given, limits=replace(given.limits, space=space))  # type: ignore[arg-type]
     planners = {

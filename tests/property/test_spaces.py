@@ -30,6 +30,7 @@ from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 from support.better_clusters import BETTER, cluster_pair, with_new_kind, with_nodes
+from support.checked import as_estimate
 from support.examples import examples
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import all_placements, best_placement, random_experiment
@@ -65,9 +66,7 @@ class Case:
     def planned(self) -> Estimate:
         if isinstance(self.candidate, Candidate):
             return placement.plan_placements(self.cost_model, self.candidate)[0]
-        plan = stage_groups.plan_stage_groups(self.groups, self.candidate)
-        assert isinstance(plan, Estimate)
-        return plan
+        return as_estimate(stage_groups.plan_stage_groups(self.groups, self.candidate))
 
     def objective_s(self, strategy: Strategy) -> float:
         if isinstance(self.candidate, Candidate):
@@ -393,8 +392,7 @@ def test_no_strategy_undercuts_the_bound_of_its_candidate(
     for devices in all_placements(experiment.cluster, candidate):
         inner = data.draw(st.permutations(range(1, num_layers)))[: candidate.pp - 1]
         strategy = Strategy.uniform(candidate, (0, *sorted(inner), num_layers), devices)
-        plan = planner.score(strategy)
-        assert isinstance(plan, Estimate)
+        plan = as_estimate(planner.score(strategy))
         assert not plan.feasible or least_s <= plan.iteration_time_s * (1 + ROUNDING)
 
 

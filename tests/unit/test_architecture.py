@@ -6,12 +6,12 @@ functions stay short.
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from support.programs import python
 
 MAX_FUNCTION_LINES: Final = 45
 """Without the docstring."""
@@ -37,10 +37,7 @@ def python_files(repository: Path) -> list[Path]:
 @pytest.mark.parametrize("module", ["amp_ray", "amp_ray.cli"])
 def test_importing_for_a_plan_loads_no_heavy_package(module: str) -> None:
     program = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120
-    )
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    loaded = {name.partition(".")[0] for name in json.loads(python("-c", program).stdout)}
     assert sorted(loaded & set(HEAVY)) == []
 
 

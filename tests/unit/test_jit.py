@@ -2,12 +2,12 @@ import hashlib
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import amp_ray
+from support.programs import python
 
 NOBODY = 65534
 
@@ -65,16 +65,7 @@ class Installed:
     def run(self, **environment: str) -> tuple[bool, str, str]:
         """Tell whether the kernel was loaded, where it is kept, and what was said about that."""
         variables = {"HOME": str(self.home), "PATH": os.environ["PATH"], **environment}
-        ended = subprocess.run(
-            [sys.executable, "-B", "-c", PROGRAM, str(self.package)],
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            user=self._user,
-        )
-        assert ended.returncode == 0, ended.stderr
+        ended = python("-B", "-c", PROGRAM, self.package, env=variables, user=self._user)
         hits, _, place = ended.stdout.strip().partition(" ")
         return hits != "0", place, ended.stderr
 
@@ -133,14 +124,7 @@ def test_where_no_folder_is_safe_kernels_are_compiled_in_memory(installed: Insta
 
 def test_nothing_is_compiled_where_that_is_switched_off() -> None:
     program = "from amp_ray.partition.kernels import count_stages; print(type(count_stages))"
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    ended = python("-c", program, env={**os.environ, "NUMBA_DISABLE_JIT": "1"})
     assert ended.stdout == "<class 'function'>\n"
 
 
@@ -202,14 +186,7 @@ print(numba.config.DISABLE_JIT, "cuda" in sys.modules)
 def test_the_current_folder_does_not_configure_numba(tmp_path: Path) -> None:
     (tmp_path / ".numba_config.yaml").write_text("disable_jit: 1\ncuda_use_nvidia_binding: 1\n")
     (tmp_path / "cuda.py").touch()
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", SETTINGS],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    ended = python("-P", "-c", SETTINGS, cwd=tmp_path)
     assert (ended.stdout, ended.stderr) == ("0 False\n", "")
 
 
@@ -217,18 +194,10 @@ def test_the_current_folder_does_not_configure_numba(tmp_path: Path) -> None:
 def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path, workers: str) -> None:
     for name in ("yaml", "numpy", "logging", "numba", "cuda"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('of the current folder')")
-    experiment = str(Path(amp_ray.__file__).parents[1] / "experiments" / "demo.yaml")
-    program = [sys.executable, "-m", "amp_ray", "plan", experiment, "--workers", workers, "--json"]
-    ended = subprocess.run(
-        program,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(amp_ray.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    top = Path(amp_ray.__file__).parents[1]
+    command = ("plan", top / "experiments" / "demo.yaml", "--workers", workers, "--json")
+    variables = {**os.environ, "PYTHONPATH": str(top)}
+    assert not python("-m", "amp_ray", *command, cwd=tmp_path, env=variables).stderr
 
 
 HANGING = """
@@ -252,13 +221,7 @@ print(waits, process.poll())
 
 
 def test_a_process_that_does_not_end_is_awaited_once_and_killed() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", HANGING],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    ended = python("-c", HANGING)
     assert ended.stdout == "[(1.0,), ()] -9\n", ended.stderr
 
 
@@ -285,15 +248,8 @@ def test_kernels_compiled_by_another_process_are_loaded_when_they_are_called(
     tmp_path: Path,
 ) -> None:
     def run(*, beside: bool) -> list[str]:
-        ended = subprocess.run(
-            [sys.executable, "-c", BESIDE.format(beside=beside)],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        )
-        return ended.stdout.splitlines()
+        variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        return python("-c", BESIDE.format(beside=beside), env=variables).stdout.splitlines()
 
     assert run(beside=True) == ["0"]
     (tmp_path / next(tmp_path.iterdir())).rename(tmp_path / "moved")

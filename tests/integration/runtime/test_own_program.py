@@ -23,6 +23,7 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
+from support.checked import grid_of, required
 from support.experiments import small_experiment
 
 pytestmark = pytest.mark.integration
@@ -124,8 +125,7 @@ def log(tmp_path: Path, rank: int) -> str:
 def example(repository: Path, language: str) -> str:
     """Return the document's first code block in a language."""
     text = (repository / "docs/own-program.md").read_text(encoding="utf-8")
-    block = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert block is not None
+    block = required(re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     return block[1]
 
 
@@ -222,9 +222,7 @@ def test_deepspeeds_engine_logs_what_is_read(run: Run) -> None:
         trials="  environment: {DS_ACCELERATOR: cpu}\n",
     )
     # One rank on each host: rank 0's log has to be found among the files of both hosts.
-    candidate = Candidate(
-        options=StageOptions(tp=1, dp=2), pp=1, micro_batch_size=2, num_micro_batches=2
-    )
+    candidate = grid_of(dp=2, micro_batch_size=2, num_micro_batches=2)
     outcome = run(described, Strategy.uniform(candidate, (0, 9), (2, 0)))
     assert isinstance(outcome, Measured), outcome
     # The program measures from the third of its four steps on.

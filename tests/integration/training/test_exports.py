@@ -12,8 +12,8 @@ import pytest
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.our_program import deepspeed_folder
 from amp_ray.exports.schedulers import slurm_folder
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.strategy import Strategy
+from support.checked import grid_of
 from support.experiments import experiment_from
 
 from .conftest import DEADLINE_S, REPOSITORY, free_port
@@ -46,9 +46,7 @@ wait
 def test_an_exported_folder_runs_as_it_stands(
     write: Callable[[Chosen], Export], script: str, runtime: str, tmp_path: Path
 ) -> None:
-    grid = Candidate(
-        options=StageOptions(tp=1, dp=1), pp=2, micro_batch_size=2, num_micro_batches=2
-    )
+    grid = grid_of(pp=2, micro_batch_size=2, num_micro_batches=2)
     plan = Strategy.uniform(grid, (0, 3, 7))
     experiment = experiment_from(
         f"{EXPERIMENT}runtime: {runtime}\n", {"hosts": "127.0.0.1 slots=2\n"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.model import CostModel
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
@@ -16,6 +15,7 @@ from amp_ray.strategies.recompute import NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.trials.command import trial_launch
+from support.checked import as_estimate
 
 from .conftest import (
     GLOBAL_BATCH_SIZE,
@@ -279,8 +279,7 @@ def test_planned_strategies_can_be_launched_and_train_the_same(
         assert CostModel(experiment=experiment).estimate(strategy).launchable
     else:
         plain = replace(candidate, options=replace(options, recompute=NO_RECOMPUTE))
-        result = AmpRayPlanner(experiment=experiment).plan(plain)
-        assert isinstance(result, Estimate)
+        result = as_estimate(AmpRayPlanner(experiment=experiment).plan(plain))
         assert result.launchable
         strategy = result.strategy
     launch = trial_launch(

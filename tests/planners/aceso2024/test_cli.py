@@ -21,34 +21,6 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_plan_of_layers_is_exported_and_scored_by_the_published_formulas(
-    amp_ray: Run, experiment: Path, tmp_path: Path
-) -> None:
-    plan = tmp_path / "plan.json"
-    one_node = EXPERIMENT.replace("count: 2", "count: 1").replace("slots: 2", "slots: 4")
-    experiment.write_text(one_node, encoding="utf-8")
-    ended = amp_ray("export", experiment, "--to", "aceso", "--position", "2", "-o", plan)
-    assert ended.code == 0
-    assert sum(json.loads(plan.read_text())["num_ops_in_each_stage"]) == 29
-    second = amp_ray("plan", experiment, "--json").json["ranking"][1]["strategy"]
-    options = ("--strategies", plan, "--cost-model", "aceso-2024")
-    [row] = amp_ray("score", experiment, *options, "--json").json["rows"]
-    assert row["feasible"]
-    assert row["strategy"]["pp"] == second["pp"]
-    assert row["strategy"]["stages"][0]["operators"][0]["tp"] == second["tp"]
-    parts = row["breakdown_s"]
-    assert sum(parts.values()) == pytest.approx(row["iteration_time_s"])
-
-    again = tmp_path / "again.json"
-    more = ("--strategies", plan, "--cost-model", "aceso-2024", "-o", again)
-    assert amp_ray("export", experiment, "--to", "aceso", *more).code == 0
-    assert again.read_text() == plan.read_text()
-    rows = tmp_path / "rows.json"
-    rows.write_text(json.dumps([row["strategy"]]), encoding="utf-8")
-    options = ("--strategies", rows, "--cost-model", "aceso-2024")
-    assert amp_ray("score", experiment, *options, "--json").json["rows"] == [row]
-
-
 def test_a_plan_of_operators_tells_what_its_memory_is_made_of(
     amp_ray: Run, experiment: Path
 ) -> None:
@@ -117,29 +89,6 @@ def test_what_is_no_plan_of_aceso_is_refused(
     assert amp_ray("export", experiment, "--to", "aceso", "-o", plan).code == 0
     ended = amp_ray("score", small, "--strategies", plan)
     assert "profile knows operators" in ended.err
-
-
-def test_a_plan_by_the_published_formulas_is_bounded_and_exported(
-    amp_ray: Run, experiment: Path, tmp_path: Path
-) -> None:
-    options = ("--cost-model", "aceso-2024", "--all", "--json")
-    planned = amp_ray("plan", experiment, *options).json
-    sizes = {row["strategy"]["num_micro_batches"] for row in planned["ranking"]}
-    assert sizes == {16, 8, 4}
-    best = planned["ranking"][0]
-    assert planned["lower_bound_s"] <= best["lower_bound_s"] <= best["iteration_time_s"]
-    assert best["strategy"]["bounds"][-1] == 29
-    alike = amp_ray("plan", experiment, *options, "--set", "search.per_operator=false").json
-    assert alike["lower_bound_s"] == pytest.approx(alike["ranking"][0]["iteration_time_s"])
-    assert best["iteration_time_s"] <= alike["ranking"][0]["iteration_time_s"]
-
-    plan = tmp_path / "plan.json"
-    model = ("--cost-model", "aceso-2024")
-    assert amp_ray("export", experiment, "--to", "aceso", *model, "-o", plan).code == 0
-    [row] = amp_ray("score", experiment, "--strategies", plan, *model, "--json").json["rows"]
-    assert row["strategy"] == best["strategy"]
-    assert row["iteration_time_s"] == best["iteration_time_s"]
-    assert "bounds count operators of gpt_tiny: 29" in amp_ray("plan", experiment, *model).out
 
 
 def test_what_the_published_planner_cannot_plan(amp_ray: Run, experiment: Path) -> None:

@@ -29,6 +29,7 @@ from amp_ray.planners.operators.partition.several import (
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MIB
 from support.aceso import T5_ROWS, aceso_files
+from support.checked import required
 
 TINY = ("conv1", "layer1-0-conv1", "layer1-0-bn3", "layer1-0-relu", "layer1-1-conv1", "fc")
 
@@ -132,8 +133,7 @@ def test_layers_of_many_operators_are_planned_within_the_gap() -> None:
     tight = replace(roomy, limit_bytes=0.9 * max(memory.total_bytes for memory in needs.memory))
     stages = all_stages(tight)[1]
     assert isinstance(stages, BestStages)
-    cost = costed(tight, plan_of(stages.stages, 1))
-    assert cost is not None
+    cost = required(costed(tight, plan_of(stages.stages, 1)))
     assert any(use[3] for uses in stages.stages for use in uses)
     low_s = stages.lower_bound_s
     assert low_s <= cost.iteration_s * (1 + 1e-9)
@@ -207,8 +207,7 @@ def test_published_tables(aceso_data: Path, case: Published) -> None:
     best_s = math.inf
     for size, result in all_stages(setting).items():
         if isinstance(result, BestStages):
-            cost = costed(setting, plan_of(result.stages, size, case.batch))
-            assert cost is not None
+            cost = required(costed(setting, plan_of(result.stages, size, case.batch)))
             assert result.lower_bound_s <= cost.iteration_s * (1 + 1e-9)
             best_s = min(best_s, cost.iteration_s)
     assert best_s <= case.most_s

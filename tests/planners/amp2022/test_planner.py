@@ -6,14 +6,15 @@ from typing import Final
 import numpy as np
 import pytest
 
-from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.cost.estimate import Infeasible
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.planners.amp2022.chain import gpt2_chain, work_bounds
 from amp_ray.planners.amp2022.planner import Amp2022Planner, Network, planned_bounds
-from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.candidate import Candidate
 from support.bad_input import COLUMNS, EXPERIMENT, HEADER, Files, Refused
 from support.bad_input import DESCRIPTION as BAD_DESCRIPTION
+from support.checked import as_estimate, grid_of
 from support.experiments import experiment_from
 
 GPT2 = gpt2_chain(num_layers=4, hidden_size=8, sequence_length=4, vocab_size=16)
@@ -24,12 +25,7 @@ NETWORK = Network(
 
 def pipeline(micro_batch_size: int, num_micro_batches: int) -> Candidate:
     """Four stages of one device."""
-    return Candidate(
-        options=StageOptions(tp=1, dp=1),
-        pp=4,
-        micro_batch_size=micro_batch_size,
-        num_micro_batches=num_micro_batches,
-    )
+    return grid_of(pp=4, micro_batch_size=micro_batch_size, num_micro_batches=num_micro_batches)
 
 
 def test_a_candidate_uses_every_rank_and_bounds_cover_the_list() -> None:
@@ -80,8 +76,7 @@ def test_more_stages_than_transformer_layers_is_a_result_for_one_micro_batch() -
 
 
 def test_the_parts_of_a_prediction_add_up() -> None:
-    result = Amp2022Planner(experiment=published()).plan(pipeline(1, 8))
-    assert isinstance(result, Estimate)
+    result = as_estimate(Amp2022Planner(experiment=published()).plan(pipeline(1, 8)))
     assert result.breakdown is not None
     assert result.breakdown.total_s == pytest.approx(result.iteration_time_s, rel=1e-12)
 
@@ -121,11 +116,8 @@ def test_the_mean_of_unlike_devices_is_taken_by_their_number() -> None:
     text = PUBLISHED.replace("count: 2", "count: 3").replace("profile:", nodes + "profile:")
     files = {**FILES, "times/V100-16.csv": TIMES.replace("1.0\n", "5.0\n")}
     mixed = Amp2022Planner(experiment=experiment_from(text, files))
-    candidate = Candidate(
-        options=StageOptions(tp=1, dp=8), pp=1, micro_batch_size=1, num_micro_batches=1
-    )
-    result = mixed.plan(candidate)
-    assert isinstance(result, Estimate)
+    candidate = grid_of(dp=8)
+    result = as_estimate(mixed.plan(candidate))
     assert result.breakdown is not None
     # Nine layers, three times the forward pass of (3 * 1 s + 1 * 5 s) / 4.
     assert result.breakdown.compute_s == pytest.approx(9 * 3 * 2.0)

@@ -13,6 +13,7 @@ from amp_ray.planners.metis2024.inputs import (
     parse_metis_clusterfile,
 )
 from amp_ray.runtime.files import load_experiment
+from support.checked import check_ended
 from support.commands import Run
 from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files
 
@@ -70,29 +71,6 @@ def write_experiment(
     return experiment
 
 
-def test_every_number_of_micro_batches_has_its_best_plan_and_is_scored_alike(
-    amp_ray: Run, tmp_path: Path
-) -> None:
-    mixed = write_experiment(tmp_path, "0.0.0.1 2\n0.0.0.2 3\n")
-    formulas = ("--cost-model", "metis-2024", "--json")
-    ended = amp_ray("plan", mixed, *formulas, "--all")
-    assert ended.code == 0, ended.err
-    rows = ended.json["ranking"]
-    assert sorted(row["strategy"]["num_micro_batches"] for row in rows) == [1, 2, 4, 8]
-    fits = [row for row in rows if row["feasible"]]
-    times = [row["iteration_time_s"] for row in fits]
-    assert times == sorted(times)
-    assert {row["reason"].partition(":")[0] for row in rows if not row["feasible"]} <= {"no plan"}
-    limits = {limit for row in rows for limit in row["memory_limit_bytes"] or ()}
-    assert limits == {80 * 2**30, 15 * 2**30}, "what the boards are sold with"
-
-    strategies = tmp_path / "strategies.json"
-    strategies.write_text(json.dumps([row["strategy"] for row in fits]), encoding="utf-8")
-    ended = amp_ray("score", mixed, "--strategies", strategies, *formulas)
-    assert ended.code == 0, ended.err
-    assert [row["iteration_time_s"] for row in ended.json["rows"]] == times
-
-
 def test_a_degree_that_was_not_measured_is_dropped_and_counted(
     amp_ray: Run, tmp_path: Path
 ) -> None:
@@ -107,9 +85,11 @@ def test_a_profile_without_any_degree_that_is_asked_for_leaves_nothing(
     amp_ray: Run, tmp_path: Path
 ) -> None:
     files = metis_profile_files(kinds=("A100",), tps=(2,))
-    ended = amp_ray("plan", write_experiment(tmp_path, "0.0.0.1 4", profile=files))
-    assert ended.code == 3
-    assert "not in the profile" in ended.err
+    check_ended(
+        amp_ray("plan", write_experiment(tmp_path, "0.0.0.1 4", profile=files)),
+        3,
+        "not in the profile",
+    )
 
 
 def test_what_was_recognised_in_a_profile_is_said_with_v(
@@ -145,21 +125,6 @@ def test_a_wrong_profile_is_led_to_its_place(
     assert message in ended.err
 
 
-def test_an_import_loads_and_says_what_was_recognised(amp_ray: Run, tmp_path: Path) -> None:
-    write_inputs(tmp_path)
-    ended = imported(amp_ray, tmp_path)
-    assert ended.code == 0, ended.err
-    assert f"amp-ray plan {tmp_path / 'mine.yaml'}" in ended.out
-    assert "bandwidths are read as GB/s, found 1 to 10" in ended.err
-    text = (tmp_path / "mine.yaml").read_text(encoding="utf-8")
-    assert "# " in text
-    assert 'path: "profile"' in text, "a profile beside the experiment moves with it"
-    experiment = load_experiment(tmp_path / "mine.yaml")
-    assert experiment.name == "mine"
-    assert experiment.profile.published is not None
-    assert [node.name for node in experiment.cluster.nodes] == ["0.0.0.1", "0.0.0.2"]
-
-
 def test_a_profile_elsewhere_is_named_in_full(amp_ray: Run, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     (tmp_path / "out").mkdir()
@@ -167,13 +132,6 @@ def test_a_profile_elsewhere_is_named_in_full(amp_ray: Run, tmp_path: Path) -> N
     assert ended.code == 0, ended.err
     text = (tmp_path / "out" / "mine.yaml").read_text(encoding="utf-8")
     assert f'path: "{tmp_path / "profile"}"' in text
-
-
-def test_without_a_profile_the_data_sheets_count(amp_ray: Run, tmp_path: Path) -> None:
-    write_inputs(tmp_path)
-    ended = imported(amp_ray, tmp_path, "--num-layers", "4", profile=False)
-    assert ended.code == 0, ended.err
-    assert load_experiment(tmp_path / "mine.yaml").profile.published is None
 
 
 def test_a_mistake_is_one_message_and_nothing_is_written(amp_ray: Run, tmp_path: Path) -> None:
@@ -205,9 +163,7 @@ def test_wrong_arguments_are_refused(
     amp_ray: Run, tmp_path: Path, more: tuple[str, ...], message: str, *, profile: bool
 ) -> None:
     write_inputs(tmp_path)
-    ended = imported(amp_ray, tmp_path, *more, profile=profile)
-    assert ended.code == 2
-    assert message in ended.err
+    check_ended(imported(amp_ray, tmp_path, *more, profile=profile), 2, message)
 
 
 def test_an_export_is_imported_again(amp_ray: Run, tmp_path: Path) -> None:
@@ -226,15 +182,6 @@ def test_an_export_is_imported_again(amp_ray: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_an_analytic_experiment_is_exported_too(amp_ray: Run, small: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    ended = amp_ray("export", small, "--to", "metis", "-o", out)
-    assert ended.code == 0, ended.err
-    names = {path.name for path in (out / "profile").iterdir()}
-    assert {"DeviceType.T4_tp1_bs1.json", "DeviceType.T4_tp2_bs8.json"} <= names
-    assert "of 8 layers" in ended.out
-
-
 @pytest.mark.parametrize(
     ("output", "message"),
     [
@@ -243,6 +190,4 @@ def test_an_analytic_experiment_is_exported_too(amp_ray: Run, small: Path, tmp_p
     ],
 )
 def test_an_export_overwrites_nothing(amp_ray: Run, small: Path, output: str, message: str) -> None:
-    ended = amp_ray("export", small, "--to", "metis", "-o", small.parent / output)
-    assert ended.code == 2
-    assert message in ended.err
+    check_ended(amp_ray("export", small, "--to", "metis", "-o", small.parent / output), 2, message)

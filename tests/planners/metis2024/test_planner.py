@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -13,10 +12,10 @@ from amp_ray.planners.metis2024.plan import MetisPlan
 from amp_ray.planners.metis2024.planner import Metis2024Planner, MetisTranslation
 from amp_ray.planners.metis2024.profile import parse_metis_profile
 from amp_ray.planners.metis2024.profile_export import metis_sizes
-from amp_ray.runtime.files import load_experiment
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from support.checked import as_estimate, grid_of, required
 from support.experiments import experiment_from, small_experiment
 from support.metis import metis_profile_files
 from support.metis_cases import metis_setting
@@ -52,9 +51,7 @@ def limited(line: str) -> Metis2024Planner:
 
 def estimate(metis: Metis2024Planner, num_micro_batches: int = 4) -> Estimate:
     """Plan where there is a plan."""
-    result = metis.plan(candidate(metis, num_micro_batches))
-    assert isinstance(result, Estimate)
-    return result
+    return as_estimate(metis.plan(candidate(metis, num_micro_batches)))
 
 
 def candidate(metis: Metis2024Planner, num_micro_batches: int) -> GroupsCandidate:
@@ -65,18 +62,14 @@ def candidate(metis: Metis2024Planner, num_micro_batches: int) -> GroupsCandidat
 
 def chosen(micro_batch_size: int, num_micro_batches: int) -> Candidate:
     """Return two stages with a replica on each device."""
-    return Candidate(
-        micro_batch_size=micro_batch_size,
-        options=StageOptions(tp=1, dp=2),
-        pp=2,
-        num_micro_batches=num_micro_batches,
+    return grid_of(
+        dp=2, micro_batch_size=micro_batch_size, pp=2, num_micro_batches=num_micro_batches
     )
 
 
 def test_a_candidate_gets_its_best_plan_with_a_proof() -> None:
     metis = planner()
-    expected = cheapest_plan(metis.setting, metis.search.limits, 4)
-    assert expected is not None
+    expected = required(cheapest_plan(metis.setting, metis.search.limits, 4))
     result = estimate(metis)
     assert result.iteration_time_s == pytest.approx(expected[0], rel=1e-12)
     assert result.lower_bound_s == pytest.approx(result.iteration_time_s, rel=1e-12)
@@ -143,8 +136,7 @@ def test_a_candidate_whose_degrees_are_chosen_is_refused() -> None:
 def test_a_uniform_strategy_is_scored() -> None:
     metis = planner()
     strategy = Strategy.uniform(chosen(1, 4), (0, 2, metis.experiment.model.num_layers))
-    result = metis.score(strategy)
-    assert isinstance(result, Estimate)
+    result = as_estimate(metis.score(strategy))
     assert result.strategy == strategy
     assert result.iteration_time_s >= estimate(metis).iteration_time_s
 
@@ -161,13 +153,11 @@ def test_types_can_be_those_of_the_published_rule() -> None:
     unequal = ("device: T4, slots: 2", "count: 2, device: T4, slots: 1")
     rule = ("global_batch_size: 8", "global_batch_size: 8\nsearch: {first_node_counts: true}")
     metis = planner(unequal, rule)
-    expected = cheapest_plan(metis.setting, metis.search.limits, 4)
-    assert expected is not None
+    expected = required(cheapest_plan(metis.setting, metis.search.limits, 4))
     result = estimate(metis)
     assert result.iteration_time_s == pytest.approx(expected[0], rel=1e-12)
     assert result.iteration_time_s != estimate(planner(unequal)).iteration_time_s
-    scored = metis.score(result.strategy)
-    assert isinstance(scored, Estimate)
+    scored = as_estimate(metis.score(result.strategy))
     assert scored.iteration_time_s == result.iteration_time_s
 
 
@@ -211,12 +201,6 @@ def test_any_cluster_is_planned(nodes: str, batch: int) -> None:
     experiment = small_experiment(
         (NODES, nodes), ("global_batch_size: 8", f"global_batch_size: {batch}")
     )
-    check_all(Metis2024Planner(experiment=experiment))
-
-
-@pytest.mark.parametrize("name", ["het_gpus", "het_gpus_uneven", "het_gpus_large"])
-def test_the_experiments_of_mixed_devices_are_planned(repository: Path, name: str) -> None:
-    experiment = load_experiment(repository / "experiments" / f"{name}.yaml")
     check_all(Metis2024Planner(experiment=experiment))
 
 

@@ -8,8 +8,8 @@ from amp_ray.cost.model import CostModel
 from amp_ray.inputs.published_profile import PublishedProfile
 from amp_ray.planners.metis2024.profile import parse_metis_profile
 from amp_ray.planners.metis2024.profile_export import metis_files, publish
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.strategy import Strategy
+from support.checked import grid_of
 from support.experiments import SMALL, experiment_from, small_experiment
 from support.metis import metis_profile_files
 
@@ -71,9 +71,7 @@ def test_an_analytic_profile_has_every_power_of_two() -> None:
 
 def test_the_whole_is_what_the_cost_model_says_of_one_micro_batch() -> None:
     experiment = small_experiment()
-    candidate = Candidate(
-        options=StageOptions(dp=4, tp=1), pp=1, micro_batch_size=2, num_micro_batches=1
-    )
+    candidate = grid_of(dp=4, micro_batch_size=2)
     estimate = CostModel(experiment=experiment).estimate(Strategy.uniform(candidate, (0, 9)))
     assert estimate.breakdown is not None
     entry = publish(experiment).entries["T4", 1, 2]

@@ -16,6 +16,7 @@ from amp_ray.search.space import candidates_of
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.strategies.strategy import Strategy
 from support.aceso import EXPERIMENT, aceso_experiment
+from support.checked import as_estimate, required
 from support.experiments import experiment_from
 
 
@@ -31,9 +32,7 @@ def plan(*stages: tuple[int, OperatorUse], samples: int = 2, micro_batches: int 
 def scored(strategy: Strategy, experiment: Experiment | None = None) -> Estimate:
     """Score a plan that has a price."""
     chosen = experiment or aceso_experiment()
-    result = OperatorPlanner(experiment=chosen).score(strategy)
-    assert isinstance(result, Estimate)
-    return result
+    return as_estimate(OperatorPlanner(experiment=chosen).score(strategy))
 
 
 ONE_NODE = "count: 1, device: T4, slots: 4"
@@ -43,8 +42,7 @@ HALVES = ((14, (1, 2, 0, False)), (15, (1, 2, 0, False)))
 def test_a_plan_adds_up_to_its_parts() -> None:
     experiment = aceso_experiment()
     result = scored(plan(*HALVES), experiment)
-    profile = experiment.profile.operators
-    assert profile is not None
+    profile = required(experiment.profile.operators)
     table = profile.tables[OperatorKey(1, 1, 0)]
     passes_s = table.forward_s + table.backward_s
     host_s = experiment.constants.host_s_per_micro_batch

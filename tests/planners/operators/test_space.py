@@ -22,6 +22,7 @@ from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import GIB
 from support.block_plans import block_experiment, block_plans
+from support.checked import as_estimate
 from support.mixed_operators import AcesoMixedOracle, MixedOracle, OwnMixedOracle, mixed_experiment
 from support.operator_space import tiny_experiment, with_memory
 
@@ -114,8 +115,7 @@ def test_no_mix_of_operators_undercuts_the_bound(seed: int, *, published: bool) 
         best_s += host_s
         least_s = min(least_s, best_s)
         if best is not None:
-            scored = planner.score(best)
-            assert isinstance(scored, Estimate)
+            scored = as_estimate(planner.score(best))
             assert scored.feasible
             assert scored.iteration_time_s == pytest.approx(best_s, rel=1e-9)
             check_file(best, experiment)
@@ -177,9 +177,8 @@ def test_no_plan_of_blocks_is_better(seed: int) -> None:
                 for index, stage in enumerate(plan.stages)
             ]
             if all((grid == grid[:, :1]).all() for grid in grids):
-                result = planner.score(plan)
-                assert isinstance(result, Estimate)
-                best_s = min(best_s, result.iteration_time_s if result.feasible else math.inf)
+                scored = as_estimate(planner.score(plan))
+                best_s = min(best_s, scored.iteration_time_s if scored.feasible else math.inf)
         result = planner.plan(candidate)
         if best_s < math.inf:
             assert isinstance(result, Estimate)

@@ -50,11 +50,6 @@ def test_peaks_grow_with_their_part_only() -> None:
     assert predicted.at(np.log([2.0, 1.0])) == pytest.approx([14.0])
 
 
-def test_measured_peaks_move_the_constant_to_them() -> None:
-    trials = [measured(1.2 * peak, predicted=stages(peak)) for peak in (5.0, 8.0, 10.0, 12.0)] * 5
-    assert ratio(*trials) == pytest.approx(1.2, abs=0.01)
-
-
 def test_one_figure_is_the_largest_of_all_stages() -> None:
     assert ratio(measured(12.0, predicted=stages(4.0, 12.0))) == pytest.approx(1.0)
 

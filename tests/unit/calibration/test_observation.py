@@ -5,6 +5,7 @@ from amp_ray.calibration.observation import noise_of
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from support.checked import required
 
 NOT_TELLING = [
     TimedOut(reason="slow", timeout_s=1.0, lines=(), wall_s=1.0),
@@ -92,8 +93,7 @@ def test_a_measured_outcome_becomes_an_observation(
         peak_memory_bytes=(1024,),
         wall_s=9.0,
     )
-    found = observe(small, strategies[0], outcome)
-    assert found is not None
+    found = required(observe(small, strategies[0], outcome))
     assert (found.outcome, found.measured_s, found.spread_s) == ("measured", 0.5, 0.01)
     assert found.peak_memory_bytes == (1024.0,)
 
@@ -102,8 +102,7 @@ def test_out_of_memory_becomes_an_observation(
     small: Experiment, strategies: tuple[Strategy, ...]
 ) -> None:
     outcome = OutOfMemory(reason="full", rank=0, host="a", lines=(), wall_s=1.0)
-    found = observe(small, strategies[0], outcome)
-    assert found is not None
+    found = required(observe(small, strategies[0], outcome))
     assert found.outcome == "oom"
 
 

@@ -16,8 +16,8 @@ from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.strategy import Strategy
+from support.checked import grid_of
 
 
 def test_points_are_equal_by_value_in_any_order() -> None:
@@ -78,9 +78,7 @@ def test_the_common_factor_multiplies_every_time(
 ) -> None:
     measured = load_experiment(repository / "experiments" / "homogeneous.yaml")
     point = PRIOR.moved(PROGRAM_SCALE, math.log(scale))
-    whole = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=2, dp=4), pp=2, num_micro_batches=8
-    )
+    whole = grid_of(tp=2, dp=4, pp=2, num_micro_batches=8)
     plans = [(small, strategy) for strategy in strategies]
     plans.append((measured, Strategy.uniform(whole, (0, 15, measured.model.num_layers))))
     change = Predictor().log_times(plans, point) - Predictor().log_times(plans, PRIOR)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.programs import python
+
 FULL = Path("/dev/full")
 SECONDS = 600
 
@@ -100,7 +102,5 @@ run_command(click.Command("command", callback=command))
 
 def test_a_folder_that_nobody_may_enter_is_bad_input() -> None:
     """In place of a real one, which is open to root."""
-    argv = [sys.executable, "-c", DENIED]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = python("-c", DENIED, code=2)
     assert done.stderr == "amp-ray: closed/my.yaml: Permission denied\n"
-    assert done.returncode == 2

@@ -17,6 +17,7 @@ import yaml
 from amp_ray.cli.exchange import export
 from support.aceso import EXPERIMENT as ACESO
 from support.aceso import aceso_files
+from support.checked import check_ended
 from support.commands import Run
 from support.experiments import SMALL
 
@@ -234,9 +235,7 @@ def test_a_host_of_other_letters_is_refused(amp_ray: Run, here: Path, host: str)
 def test_a_variable_of_other_letters_is_refused(amp_ray: Run, here: Path, name: str) -> None:
     text = f"{SMALL}trials: {{environment: {json.dumps({name: 'x'})}}}\n"
     (here / "evil.yaml").write_text(text, encoding="utf-8")
-    ended = amp_ray("plan", "evil.yaml")
-    assert ended.code == 2
-    assert "evil.yaml:8: trials.environment" in ended.err
+    check_ended(amp_ray("plan", "evil.yaml"), 2, "evil.yaml:8: trials.environment")
 
 
 def test_a_host_that_nobody_knows_ends_a_launch_at_once(amp_ray: Run, here: Path) -> None:

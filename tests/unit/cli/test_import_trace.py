@@ -13,6 +13,7 @@ from support.commands import Run
 
 NUM_LAYERS = 9
 """Of the small experiment: embedding, six blocks, final norm and head."""
+LINK = "slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10"
 
 
 def events_of(layer: int, gpu: int = 0) -> list[dict[str, object]]:
@@ -68,6 +69,10 @@ def test_each_trace_has_its_tp_or_all_have_one(
             ("--set", "cluster.nodes.0.device=cpu", "--set", "precision=fp32"),
             "ran kernels of a GPU",
         ),
+        (
+            ("--set", f"cluster.nodes=[{{device: T4, {LINK}}}, {{device: A100-40, {LINK}}}]"),
+            "--device: found none; expected T4 or A100-40",
+        ),
     ],
 )
 def test_what_does_not_fit_the_experiment_is_refused(
@@ -78,17 +83,6 @@ def test_what_does_not_fit_the_experiment_is_refused(
     assert ended.code == 2
     assert message in ended.err
     assert not (tmp_path / "profile").exists()
-
-
-def test_several_devices_need_a_name(
-    amp_ray: Run, small: Path, trace: Path, tmp_path: Path
-) -> None:
-    link = "slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10"
-    nodes = f"cluster.nodes=[{{device: T4, {link}}}, {{device: A100-40, {link}}}]"
-    options = ("--experiment", small, "--set", nodes, "--micro-batch-size", "4")
-    ended = amp_ray("import", "trace", trace, *options, "-o", tmp_path / "profile")
-    assert ended.code == 2
-    assert "--device: found none; expected T4 or A100-40" in ended.err
 
 
 def test_two_traces_of_the_same_are_refused(

@@ -79,14 +79,6 @@ def test_long_sequences_get_a_runtime_that_divides_them(
     assert load_experiment(path).traits.name == runtime
 
 
-def test_one_node_needs_no_network(amp_ray: Run, tmp_path: Path) -> None:
-    path = tmp_path / "my.yaml"
-    node = ("--device", "RTX4090", "--nodes", "1", "--slots", "4")
-    ended = amp_ray("init", "-o", path, *node, "--model", "gpt2-1.5b", "--batch", "64")
-    assert ended.out == f"{path}: 1 x 4 RTX4090\n"
-    assert amp_ray("plan", path, "--json").json["num_feasible"] > 0
-
-
 def test_a_configuration_and_a_hostfile_are_named(
     amp_ray: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,10 +252,3 @@ def test_what_is_missing_or_wrong_is_named(
     assert ended.code == 2
     assert message in ended.err
     assert not path.exists()
-
-
-def test_no_file_is_overwritten(amp_ray: Run, small: Path) -> None:
-    before = small.read_text(encoding="utf-8")
-    ended = amp_ray("init", "-o", small, *NODES, "--model", "gpt2-1.5b", "--batch", "8")
-    assert ended.code == 2
-    assert small.read_text(encoding="utf-8") == before

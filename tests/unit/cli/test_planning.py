@@ -29,26 +29,9 @@ from support.experiments import LONG, SMALL, small_experiment
 from support.planted import planted_observations, small_strategies
 
 AMP = pytest.mark.guest("amp2022")
-ONE_HEAD = ("--set", "model.num_heads=1")
-NO_MEMORY = ("--set", "cluster.nodes.0.memory_gib=1")
 
 
 # ------------------------------------------------------------------------- plan
-
-
-def test_json_of_plan(amp_ray: Run, small: Path, tmp_path: Path) -> None:
-    ended = amp_ray("plan", small, "--json")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.json.keys() >= {
-        *("schema", "experiment", "cost_model", "searched", "num_candidates", "num_feasible"),
-        *("num_left_out", "search_s", "lower_bound_s", "fastest_s", "ranking"),
-    }
-    assert (ended.json["schema"], ended.json["num_candidates"]) == (1, 16)
-    target = tmp_path / "plan.json"
-    assert amp_ray("plan", small, "--json", target).out == ""
-    again = json.loads(target.read_text(encoding="utf-8"))
-    assert again["ranking"] == ended.json["ranking"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "small.yaml"]
 
 
 def test_set_plans_as_the_changed_file(amp_ray: Run, small: Path) -> None:
@@ -58,23 +41,6 @@ def test_set_plans_as_the_changed_file(amp_ray: Run, small: Path) -> None:
     options = ("--set", "model.num_heads=4", "--set", "recompute=full")
     by_option = amp_ray("plan", small, *options, "--json").json
     assert by_option["ranking"] == amp_ray("plan", changed, "--json").json["ranking"]
-
-
-def test_by_default_all_that_the_runtime_can_combine_is_searched(
-    amp_ray: Run, tmp_path: Path
-) -> None:
-    path = tmp_path / "long.yaml"
-    path.write_text(f"{LONG}global_batch_size: 4\n", encoding="utf-8")
-    degrees = ["dp", "micro_batch_size", "pp", "tp"]
-    searched = amp_ray("plan", path, "--json").json["searched"]
-    assert searched == sorted([*degrees, "cp", "recompute", "virtual_stages", "zero_stage"])
-    only = amp_ray("plan", path, "--json", "--only", "tp, dp,pp").json
-    assert only["searched"] == degrees
-    assert not any(row["strategy"].get("sequence_parallel") for row in only["ranking"])
-    alone = amp_ray("plan", path, "--json", "--only", "pp").json["ranking"]
-    assert {(row["strategy"]["tp"], row["strategy"]["dp"]) for row in alone} == {(1, 1)}
-    ended = amp_ray("plan", path, "--only", "tp,width")
-    assert (ended.code, "--only: found 'width'; expected some of tp, pp" in ended.err) == (2, True)
 
 
 def test_batches_that_the_devices_divide_are_planned_within_the_tolerance(
@@ -93,40 +59,6 @@ def test_batches_that_the_devices_divide_are_planned_within_the_tolerance(
         row["iteration_time_s"] / number for row, number in zip(rows, samples, strict=True)
     ]
     assert per_sample_s[0] <= min(per_sample_s) * 1.06
-
-
-def test_all_lists_every_candidate(amp_ray: Run, small: Path) -> None:
-    plan = amp_ray("plan", small, *ONE_HEAD, "--all", "--json").json
-    assert [row["feasible"] for row in plan["ranking"]] == [True] * 9 + [False] * 7
-
-
-def test_in_a_narrow_terminal_the_answer_stays_and_the_breakdown_goes(
-    amp_ray: Run, small: Path
-) -> None:
-    whole = amp_ray("plan", small, "--top", "2").out
-    narrow = amp_ray("plan", small, columns="80").out
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert ("bounds" in narrow, "bubble" in narrow, "bubble" in whole) == (True, False, True)
-    assert "14 more feasible strategies" in whole
-    wide = amp_ray("plan", small, "--wide", columns="80").out
-    assert ("bounds" in wide, "bubble" in wide) == (True, True)
-
-
-def test_no_feasible_strategy_counts_every_reason(amp_ray: Run, small: Path) -> None:
-    ended = amp_ray("plan", small, *NO_MEMORY, *ONE_HEAD)
-    assert ended.code == 3
-    assert "amp-ray: no feasible strategy: 9 out of memory, 7 tp does not divide" in ended.err
-    assert "; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 " in ended.err
-    assert " GiB of 1.00 (T4)\n" in ended.err
-
-
-@pytest.mark.parametrize("space", ["uniform", "placement", "heterogeneous"])
-def test_no_feasible_strategy_names_the_closest_in_every_space(
-    amp_ray: Run, small: Path, space: str
-) -> None:
-    ended = amp_ray("plan", small, *NO_MEMORY, "--set", f"search.space={space}")
-    assert ended.code == 3
-    assert "; closest: tp 2, pp 2, dp 1, micro-batch size 1, bounds 0 4 9: stage " in ended.err
 
 
 def test_where_nothing_fits_the_message_says_what_recompute_would_do(
@@ -184,56 +116,6 @@ def test_interrupting_ends_with_130(
     assert amp_ray("plan", small).code == 130
 
 
-@pytest.mark.parametrize("idle", ["true", "false"])
-def test_devices_may_stay_idle_unless_the_file_says_otherwise(
-    amp_ray: Run, mixed: Path, idle: str
-) -> None:
-    options = ("--set", "search.space=placement", "--set", f"search.idle_devices={idle}")
-    best = amp_ray("plan", mixed, *options, "--json").json["ranking"][0]
-    devices = set(map(tuple, best["strategy"]["placement"]))
-    everything = {("node0", 0), ("node0", 1), ("node1", 0), ("node1", 1)}
-    assert devices < everything if idle == "true" else devices == everything
-
-
-@pytest.fixture
-def mixed(small: Path) -> Path:
-    """The small experiment, whose second node is slower."""
-    text = small.read_text(encoding="utf-8")
-    [node] = [line for line in text.splitlines() if "count: 2, device: T4" in line]
-    pair = [node.replace("count: 2, device: T4", f"device: {name}") for name in ("T4", "V100-16")]
-    small.write_text(text.replace(node, "\n".join(pair)), encoding="utf-8")
-    return small
-
-
-def test_slow_devices_may_stay_idle_in_what_is_launched(amp_ray: Run, mixed: Path) -> None:
-    slow = "{name: slow, memory_gib: 16, memory_gbyte_per_s: 3, fp16_tflops: 0.01}"
-    text = mixed.read_text(encoding="utf-8").replace("device: T4", f"device: {slow}")
-    mixed.write_text(f"{text}search: {{space: heterogeneous}}\n", encoding="utf-8")
-    best = amp_ray("plan", mixed, "--launchable", "--json").json["ranking"][0]
-    assert {node for node, _ in best["strategy"]["placement"]} == {"node1"}
-    assert best["launchable"]
-
-
-def test_by_cost_some_of_the_nodes_may_be_best(amp_ray: Run, mixed: Path) -> None:
-    text = mixed.read_text(encoding="utf-8")
-    for name, price in (("T4", 1), ("V100-16", 2)):
-        text = text.replace(f"device: {name}", f"device: {name}, price_per_device_hour: {price}")
-    mixed.write_text(text, encoding="utf-8")
-    by_time = amp_ray("plan", mixed, "--all", "--json").json["ranking"]
-    plan = amp_ray("plan", mixed, "--objective", "cost", "--all", "--json").json
-    best = plan["ranking"][0]
-    assert plan["objective"] == "cost"
-    assert best["cost"]["per_iteration"] < min(row["cost"]["per_iteration"] for row in by_time)
-    assert len({host for host, _ in best["strategy"]["placement"]}) == 1
-
-
-@pytest.mark.parametrize("arguments", [(), pytest.param(("--cost-model", "amp-2022"), marks=AMP)])
-def test_money_needs_prices(amp_ray: Run, small: Path, arguments: tuple[str, ...]) -> None:
-    ended = amp_ray("plan", small, "--objective", "cost", *arguments)
-    assert ended.code == 2
-    assert "objective 'cost' needs" in ended.err
-
-
 def test_after_a_loss_the_plan_says_what_moves(amp_ray: Run, small: Path, tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     amp_ray("plan", small, "--json", before)
@@ -250,6 +132,8 @@ def test_after_a_loss_the_plan_says_what_moves(amp_ray: Run, small: Path, tmp_pa
     [
         (["--set", "search.spac=uniform"], "--set search.spac=uniform: search.spac: unknown key"),
         (["--transfer-calibration"], "--calibration FILE"),
+        (["--objective", "cost"], "objective 'cost' needs"),
+        (["--only", "tp,width"], "--only: found 'width'; expected some of tp, pp"),
         (["--without", "nodeX"], "--without nodeX: the hosts are node0, node1"),
         (["--without", "node0", "--without", "node1"], "--without leaves no host"),
         (["--from", "missing.json"], "missing.json: no such file"),
@@ -333,21 +217,6 @@ def strategies(tmp_path: Path) -> Path:
     rows = "2,2,1,2,0 4 9\n1,4,1,1,\n1,1,4,2,0 9\n"
     path.write_text(f"tp,pp,dp,micro_batch_size,bounds\n{rows}", encoding="utf-8")
     return path
-
-
-def test_scores_come_in_the_order_of_the_file(amp_ray: Run, small: Path, strategies: Path) -> None:
-    ended = amp_ray("score", small, "--strategies", strategies, "--json")
-    rows = ended.json["rows"]
-    assert (ended.code, ended.json["schema"]) == (0, 1)
-    assert [row["strategy"]["pp"] for row in rows] == [2, 4, 1]
-    assert rows[0]["strategy"]["bounds"] == [0, 4, 9]
-    assert len(rows[1]["strategy"]["bounds"]) == 5
-    assert {row["position"] for row in rows} == {None}
-    narrow = amp_ray("score", small, "--strategies", strategies, columns="80").out
-    wide = amp_ray("score", small, "--strategies", strategies, "--wide", columns="80").out
-    assert narrow.startswith("small: gpt2, 5.03 million parameters, ")
-    assert "\n3 strategies, cost model amp-ray\n" in narrow
-    assert ("bubble" in narrow, "bubble" in wide) == (False, True)
 
 
 def test_stages_may_differ_and_devices_stay_idle(amp_ray: Run, small: Path, tmp_path: Path) -> None:
@@ -458,15 +327,6 @@ def test_stages_and_parts_are_those_of_the_plan(amp_ray: Run, small: Path) -> No
     assert fourth["other"]["difference_s"]["iteration_time"] <= 0
 
 
-def test_the_bottleneck_has_the_longest_passes(amp_ray: Run, small: Path) -> None:
-    changes = ("--set", "search.max_dp=1", "--set", "search.max_tp=1")
-    record = amp_ray("explain", small, *changes, "--no-advice", "--json").json
-    longest = max(record["stages"], key=lambda stage: stage["forward_s"] + stage["backward_s"])
-    assert [stage for stage in record["stages"] if stage["is_bottleneck"]] == [longest]
-    scopes = [link["scope"] for link in record["links"][:3]]
-    assert scopes == ["within nodes", "between nodes", "within nodes"]
-
-
 def test_advice_is_what_planning_with_the_change_gives(amp_ray: Run, small: Path) -> None:
     record = amp_ray("explain", small, "--json").json
     advice = record["advice"]
@@ -491,17 +351,6 @@ def test_advice_is_what_planning_with_the_change_gives(amp_ray: Run, small: Path
         assert change["row"] == row
         ratio = samples_per_s(row) / samples_per_s(record["row"])
         assert change["speedup"] == pytest.approx(ratio)
-
-
-def test_where_nothing_fits_the_advice_says_what_would(amp_ray: Run, small: Path) -> None:
-    tight = ("--set", "cluster.nodes.0.memory_gib=2")
-    ended = amp_ray("explain", small, *tight, "--json")
-    assert ended.code == 3
-    assert "amp-ray: no feasible strategy: " in ended.err
-    assert ended.json["row"] is None
-    fits = [change["what"] for change in ended.json["advice"] if change["row"]]
-    assert "half more memory on every device" in fits
-    assert "fits" in amp_ray("explain", small, *tight).out
 
 
 def test_a_position_beyond_the_ranking_is_refused(amp_ray: Run, small: Path) -> None:
@@ -651,17 +500,6 @@ def test_predictions_with_a_calibration_are_nearer_to_what_was_measured(
         pairs = zip(rows, measured, strict=True)
         errors.append(sum(abs(row["iteration_time_s"] / seconds - 1) for row, seconds in pairs))
     assert errors[1] < 0.3 * errors[0]
-
-
-def test_named_constants_are_fitted(
-    amp_ray: Run, small: Path, measurements: Path, tmp_path: Path
-) -> None:
-    ended = amp_ray(
-        *("calibrate", small, "--measurements", measurements, "-o", tmp_path / "c.json"),
-        *("--constants", "host_scale, nic_efficiency", "--json"),
-    )
-    ratios = {constant["name"]: constant["ratio"] for constant in ended.json["constants"]}
-    assert ratios == pytest.approx(PLANTED, rel=0.05)
 
 
 @pytest.mark.parametrize("command", ["plan", "score"])

@@ -39,27 +39,26 @@ def test_a_missing_file_names_the_places(tmp_path: Path) -> None:
         experiment_file(tmp_path / "nothing.py")
 
 
-def test_a_budget_without_full_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = str(EXPERIMENTS / "homogeneous.py")
-    monkeypatch.setattr("sys.argv", [script, "--budget", "3"])
-    with pytest.raises(SystemExit) as ended:
-        run_experiment(script, "An experiment.")
-    assert ended.value.code == 2
-    assert "--full" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flags", [["--full"], ["--full", "--budget", "3"]])
-def test_trials_without_a_hostfile_are_refused_by_key(
-    flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--budget", "3"], "--full"),
+        (["--full"], "cluster.hostfile"),
+        (["--full", "--budget", "3"], "cluster.hostfile"),
+    ],
+)
+def test_flags_that_need_others_are_refused(
+    flags: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     script = str(EXPERIMENTS / "homogeneous.py")
     monkeypatch.setattr("sys.argv", [script, *flags])
     with pytest.raises(SystemExit) as ended:
         run_experiment(script, "An experiment.")
     assert ended.value.code == 2
-    assert "cluster.hostfile" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_without_flags_a_script_plans(

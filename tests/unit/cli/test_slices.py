@@ -25,22 +25,6 @@ def table(tmp_path: Path, **changes: object) -> Path:
     return path
 
 
-def test_the_best_slices_are_written(amp_ray: Run, tmp_path: Path) -> None:
-    ended = amp_ray("slices", "--table", table(tmp_path), "--json")
-    assert ended.code == 0
-    assert ended.json == {
-        "slices": [{"batch": 1, "tokens": [4, 4, 2]}] * 2,
-        "time_s": 60.0 + 3 * 12.0,
-        "lower_bound_s": 60.0 + 3 * 12.0,
-    }
-
-
-def test_unequal_stages_take_longer(amp_ray: Run, tmp_path: Path) -> None:
-    path = table(tmp_path, speeds=[1.0, 2.0, 1.0, 1.0])
-    result = amp_ray("slices", "--table", path, "--json").json
-    assert result["lower_bound_s"] == result["time_s"] > 96.0
-
-
 def test_people_see_equal_slices_together(amp_ray: Run, tmp_path: Path) -> None:
     shown = amp_ray("slices", "--table", table(tmp_path)).out
     assert "96 s, the best there is" in shown
@@ -72,19 +56,6 @@ def test_a_mistake_ends_with_2_and_its_key(amp_ray: Run, tmp_path: Path) -> None
 EXPERIMENT = LONG + "global_batch_size: 1\nsearch: {min_tp: 1, max_tp: 1}\n"
 
 
-def test_an_experiment_gets_the_slices_of_its_fastest_strategy(
-    amp_ray: Run, tmp_path: Path
-) -> None:
-    path = tmp_path / "long.yaml"
-    path.write_text(EXPERIMENT, encoding="utf-8")
-    result = amp_ray("slices", path, "--json").json
-    [[sequences, tokens]] = result["row"]["strategy"]["token_slices"]
-    assert result["slices"] == [{"batch": sequences, "tokens": tokens}]
-    assert sum(tokens) == 8192
-    assert result["time_s"] == result["row"]["iteration_time_s"]
-    assert "per iteration: tp 1, pp 4, dp 1" in amp_ray("slices", path).out
-
-
 def test_slices_are_shown_where_a_plainer_strategy_comes_first(
     amp_ray: Run, tmp_path: Path
 ) -> None:
@@ -97,14 +68,6 @@ def test_slices_are_shown_where_a_plainer_strategy_comes_first(
     assert result["row"]["position"] > 1
     assert result["time_s"] == plan.json["fastest_s"] < first["iteration_time_s"]
     assert len(result["slices"][0]["tokens"]) > 1
-
-
-def test_an_experiment_without_room_ends_with_3(amp_ray: Run, tmp_path: Path) -> None:
-    path = tmp_path / "long.yaml"
-    path.write_text(EXPERIMENT.replace("slots: 4,", "slots: 4, memory_gib: 1,"), encoding="utf-8")
-    ended = amp_ray("slices", path)
-    assert ended.code == 3
-    assert "no feasible strategy" in ended.err
 
 
 @pytest.mark.parametrize("space", ["placement", "heterogeneous"])

@@ -26,7 +26,9 @@ from amp_ray.runtime.study.pool import RunnerPool
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.state import Policy
+from support.checked import check_ended
 from support.commands import Ended, Run
+from support.programs import python
 from support.recorded import table_text, write_experiment
 
 DEAD_HOSTS = """\
@@ -42,12 +44,7 @@ OVER_SSH = (
         "global_batch_size: 8\ntrials: {ssh: {config: ssh_config, use_agent: false}}\n",
     ),
 )
-TRIAL_KEYS = {
-    *("number", "strategy", "predicted_s", "outcome", "measured_s", "spread_s"),
-    *("peak_memory_bytes", "wall_s", "reason"),
-}
 FULL = 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"'
-READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
 
 Tune = Callable[..., Ended]
 
@@ -102,48 +99,15 @@ def dead(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------- the published trials
 
 
-def test_json_of_tune_and_what_people_see(published: Tune, tmp_path: Path) -> None:
-    study = tmp_path / "study"
-    ended = published("--budget", "5", "--json", tmp_path / "result.json")
-    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    assert result == json.loads((study / "result.json").read_text(encoding="utf-8"))
-    assert (result["schema"], result["study"]) == (1, str(study))
-    assert [trial["number"] for trial in result["trials"]] == list(range(len(result["trials"])))
-    assert all(trial.keys() >= TRIAL_KEYS for trial in result["trials"])
-    assert result["best"] == result["trials"][1]
-    assert result["best"]["measured_s"] == 1.2
-    assert not result["certificate"]["holds"]
-    assert result["calibration"]["constants"]
-    assert len(result["ranking"]) == 52
-    assert "recommended: tp 1, dp 4, pp 4, micro-batch 1, bounds 0 9 15 21 30" in ended.out
-    assert "not settled yet: a strategy that is more than 5 % faster may still exist" in ended.out
-    assert ended.out.endswith(f"kept in {study}\n")
-    assert ended.err.startswith("replay: outcomes come from ")
-    assert "nothing is launched" in ended.err.splitlines()[0]
-    assert "trial 1: measured 1.2 s, predicted " in ended.err
-
-
 def test_a_script_runs_the_same_study(repository: Path, tmp_path: Path) -> None:
     table = repository / "amp_ray" / "data" / "tables" / "amp-2022-homogeneous.csv"
     script = repository / "experiments" / "homogeneous.py"
     options = ["--full", "--budget", "2", "--trials", f"replay:{table}", "--json"]
-    ended = subprocess.run(
-        [sys.executable, script, *options, "--study", tmp_path / "study"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
+    ended = python(script, *options, "--study", tmp_path / "study")
     assert len(json.loads(ended.stdout)["trials"]) == 2
 
 
 # ------------------------------------------------------------------------- going on
-
-
-def test_the_budget_of_the_experiment_is_the_default(tune: Tune, tmp_path: Path) -> None:
-    path = tmp_path / "small.yaml"
-    path.write_text(path.read_text() + "trials: {budget: 1}\n", encoding="utf-8")
-    assert len(tune("--json").json["trials"]) == 1
 
 
 def test_the_study_is_kept_in_a_folder_of_the_experiment_s_name(
@@ -186,11 +150,6 @@ def test_what_cannot_be_done_is_refused_before_anything_is_kept(
     assert not (tmp_path / "study").exists()
 
 
-def test_a_study_is_not_begun_again_over_another(tune: Tune) -> None:
-    assert tune("--budget", "1").code == 0
-    refused(tune("--budget", "2").without_first_line, "has a study", "--resume", "--study")
-
-
 def test_nobody_waits_for_a_search_to_hear_that(
     tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,28 +158,6 @@ def test_nobody_waits_for_a_search_to_hear_that(
 
     monkeypatch.setattr("amp_ray.runtime.study.tuning.study_space", search)
     assert tune("--resume").code == 2
-
-
-def test_the_study_of_another_experiment_is_refused_with_what_differs(
-    tune: Tune, tmp_path: Path
-) -> None:
-    assert tune("--budget", "1").code == 0
-    path = tmp_path / "small.yaml"
-    path.write_text(path.read_text().replace("hidden_size: 256", "hidden_size: 512"))
-    record(tmp_path)
-    ended = tune("--budget", "2", "--resume").without_first_line
-    refused(ended, "journal.jsonl:1: the study is one of experiment 'small'", "hidden_size")
-
-
-def test_a_folder_of_something_else_is_left_alone(tune: Tune, tmp_path: Path) -> None:
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "thesis.tex").write_text("dear", encoding="utf-8")
-    refused(tune("--budget", "1"), "has files of something else (thesis.tex)", "--study")
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tune: Tune, tmp_path: Path) -> None:
-    (tmp_path / "study").write_text("dear", encoding="utf-8")
-    refused(tune("--budget", "1"), str(tmp_path / "study"), "a study cannot be kept here")
 
 
 @pytest.mark.parametrize(
@@ -239,9 +176,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tune: Tune, tmp_path: Path
     ],
 )
 def test_options_out_of_range_are_refused(tune: Tune, options: tuple[str, ...], word: str) -> None:
-    ended = tune(*options)
-    assert ended.code == 2
-    assert word in ended.err
+    check_ended(tune(*options), 2, word)
 
 
 def test_a_table_with_two_runs_of_a_strategy_answers(tune: Tune, tmp_path: Path) -> None:
@@ -278,9 +213,11 @@ def test_trials_that_no_host_can_run_are_refused(
 
 def test_without_a_feasible_strategy_nothing_is_launched(amp_ray: Run, tmp_path: Path) -> None:
     path = write_experiment(tmp_path, ("slots: 2,", "slots: 2, memory_gib: 0.001,"))
-    ended = amp_ray("tune", path, "--trials", "local", "--budget", "1", "--study", tmp_path / "s")
-    assert ended.code == 3
-    assert "no strategy is expected to run: 16 out of memory; closest: tp 2" in ended.err
+    check_ended(
+        amp_ray("tune", path, "--trials", "local", "--budget", "1", "--study", tmp_path / "s"),
+        3,
+        "no strategy is expected to run: 16 out of memory; closest: tp 2",
+    )
     assert not (tmp_path / "s").exists()
 
 
@@ -360,9 +297,7 @@ def test_one_measurement_is_a_success_though_hosts_were_lost(
         return [replace(entry, outcome=lost) for entry in results]
 
     monkeypatch.setattr(RunnerPool, "wait", wait)
-    ended = tune("--budget", "1", "--json")
-    assert ended.code == 0
-    assert "trial 0: no answer; it runs once more" in ended.err
+    check_ended(tune("--budget", "1", "--json"), 0, "trial 0: no answer; it runs once more")
 
 
 def test_a_cluster_that_does_not_answer_is_no_bad_input(
@@ -413,18 +348,6 @@ def test_a_full_disk_ends_the_study_with_the_file_and_what_to_do(
     last = ended.stderr.splitlines()[-1]
     assert last.startswith(f"amp-ray: {disk / 'study' / file}: cannot be written: No space left")
     assert advice in last
-
-
-def test_a_read_only_folder_is_refused_by_name(
-    homogeneous: list[str | Path], tmp_path: Path
-) -> None:
-    command = replay_command(homogeneous, tmp_path / "study")
-    ended = in_own_mounts(READ_ONLY, tmp_path, *command)
-    assert ended.returncode == 2
-    last = ended.stderr.splitlines()[-1]
-    assert (
-        last == f"amp-ray: {tmp_path / 'study'}: a study cannot be kept here: Read-only file system"
-    )
 
 
 # ------------------------------------------------------------------------- interrupted
@@ -492,21 +415,6 @@ def test_a_study_is_read_with_the_changes_of_its_experiment(study: Path) -> None
     assert read_study(study, ("model.num_heads=2",)).experiment.model.shape.num_heads == 2
 
 
-def test_a_study_that_has_ended(amp_ray: Run, study: Path) -> None:
-    state = amp_ray("show", study, "--json").json
-    outcomes = [trial["outcome"] for trial in state["trials"]]
-    assert set(outcomes) == {"measured", "oom"}
-    assert state["trials"][state["best"]]["measured_s"] == min(
-        trial["measured_s"] for trial in state["trials"] if trial["measured_s"]
-    )
-    assert state["ending"] is not None
-    assert not any(trial["running"] for trial in state["trials"])
-    out = amp_ray("show", study, columns="80").out
-    assert max(map(len, out.splitlines())) <= 80
-    assert "recommended: tp " in out
-    assert "it ended: " in out
-
-
 def test_the_best_is_the_one_with_the_least_mean(
     amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,30 +459,16 @@ def test_means_decide_and_unsteady_trials_do_not(
     assert unsteady.split()[:4] == ["0", "0.4", "0.3", "-"]
 
 
-def test_a_study_is_compared_by_its_best_trial(amp_ray: Run, study: Path) -> None:
-    assert amp_ray("diff", study, study / "result.json").out == "no difference\n"
-
-
 def test_a_link_that_leads_out_of_a_study_is_not_read(amp_ray: Run, study: Path) -> None:
     outside = study.parent / "elsewhere.json"
     (study / "result.json").rename(outside)
     (study / "result.json").symlink_to(outside)
-    ended = amp_ray("export", study, "--to", "csv")
-    assert ended.code == 2
-    assert "result.json: a link out of the study's folder" in ended.err
+    check_ended(
+        amp_ray("export", study, "--to", "csv"), 2, "result.json: a link out of the study's folder"
+    )
     (study / "journal.jsonl").rename(study.parent / "journal")
     (study / "journal.jsonl").symlink_to(study.parent / "journal")
     assert amp_ray("show", study).code == 2
-
-
-def test_a_study_that_runs(amp_ray: Run, study: Path) -> None:
-    journal = study / "journal.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:4]) + lines[4][:20])  # the driver is about to write
-    state = amp_ray("show", study, "--json").json
-    assert state["ending"] is None
-    assert [trial["running"] for trial in state["trials"]] == [False, True]
-    assert ": runs" in amp_ray("show", study).out
 
 
 def test_it_follows_until_the_study_ends(amp_ray: Run, study: Path) -> None:
@@ -591,9 +485,7 @@ def test_it_follows_until_the_study_ends(amp_ray: Run, study: Path) -> None:
 def test_what_is_no_study_is_refused(amp_ray: Run, tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "journal.jsonl").write_bytes(content)
-    ended = amp_ray("show", tmp_path)
-    assert ended.code == 2
-    assert str(tmp_path / "journal.jsonl") in ended.err
+    check_ended(amp_ray("show", tmp_path), 2, str(tmp_path / "journal.jsonl"))
 
 
 # ------------------------------------------------------------------------- one answer

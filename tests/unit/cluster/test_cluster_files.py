@@ -72,23 +72,6 @@ def test_ray_accepts_the_file(repository: Path, name: str) -> None:
     validate_config(prepared(load(repository, name)))
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "head_node",
-        "worker_nodes",
-        "initial_workers",
-        "autoscaling_mode",
-        "target_utilization_fraction",
-    ],
-)
-@pytest.mark.parametrize("name", ["local", "aws-homogeneous"])
-def test_ray_refuses_the_keys_that_we_call_old(repository: Path, name: str, key: str) -> None:
-    config = load(repository, name) | {key: {"InstanceType": "m5.large"}}
-    with pytest.raises(Exception, match=key):
-        validate_config(prepared(config))
-
-
 @pytest.mark.parametrize("name", AWS)
 def test_aws_accepts_every_node_configuration(repository: Path, name: str) -> None:
     configs = node_configs(load(repository, name))

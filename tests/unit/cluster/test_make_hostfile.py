@@ -5,12 +5,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import pytest
 import ray
 from click.testing import CliRunner, Result
 
-from amp_ray.errors import AmpRayError, InputError
+from amp_ray.errors import AmpRayError
 
 RunMain = Callable[..., Result]
 
@@ -68,10 +67,6 @@ def test_the_hostfile_is_written_where_asked(run: RunMain, tmp_path: Path) -> No
     assert result.stdout == ""
 
 
-def test_the_head_can_be_left_out(run: RunMain) -> None:
-    assert run(2, "--no-head").stdout == "10.0.0.2 slots=4\n"
-
-
 def test_as_many_nodes_are_expected_as_ray_up_was_to_start(run: RunMain, tmp_path: Path) -> None:
     bootstrap(tmp_path, num_workers=3)
     with pytest.raises(AmpRayError, match="3 of 4 nodes are alive"):
@@ -89,16 +84,6 @@ def test_no_file_is_written_while_nodes_are_missing(run: RunMain, tmp_path: Path
     with pytest.raises(AmpRayError):
         run(1, "--expect", "2", "--output", str(output))
     assert not output.exists()
-
-
-def test_an_unknown_kind_of_device_is_bad_input(run: RunMain) -> None:
-    with pytest.raises(InputError, match="no node with V100"):
-        run(2, "--order", "V100, T4")
-
-
-def test_an_unknown_option_is_bad_input(run: RunMain) -> None:
-    with pytest.raises(click.NoSuchOption):
-        run(1, "--slot", "4")
 
 
 def test_no_cluster_is_an_error_that_names_its_address(

@@ -21,6 +21,7 @@ from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.units import BYTES_PER_ELEMENT
+from support.checked import grid_of, required
 from support.experiments import experiment_from
 
 GIGABIT = 1e9 / 8
@@ -100,8 +101,7 @@ def test_biases_of_experts_are_added_in_single_precision() -> None:
     model = experiment_from(
         MOE.replace("num_experts: 8", "expert_bias: true, num_experts: 8")
     ).model
-    experts = model.layers[-3].experts
-    assert experts is not None
+    experts = required(model.layers[-3].experts)
     names = [op.name for op in experts.spread(tp=1, ep=2, etp=1, load=1.0)]
     assert names[-3:] == ["experts-out", "experts-bias", "combine"]
     bias = experts.spread(tp=1, ep=2, etp=1, load=1.0)[-2]
@@ -336,15 +336,7 @@ def test_states_of_experts_are_sharded_over_those_who_hold_them() -> None:
     given = EXPERIMENT
     memory = CostModel(experiment=given).memory
     (once, shared) = (
-        memory(
-            Candidate(
-                micro_batch_size=1,
-                options=StageOptions(tp=1, dp=8, ep=ep, zero=Zero(stage=1)),
-                pp=1,
-                num_micro_batches=2,
-            )
-        )
-        for ep in (1, 4)
+        memory(grid_of(dp=8, ep=ep, zero=Zero(stage=1), num_micro_batches=2)) for ep in (1, 4)
     )
     per = given.traits.bytes_per_parameter("bf16")
     states = (per.master + once.optimizer.moment_bytes) / 8
@@ -466,12 +458,7 @@ def test_experts_lie_over_the_ranks_that_share_sequences_too() -> None:
 
 def test_a_degree_that_does_not_divide_the_experts_is_refused() -> None:
     given = experiment_from(MOE.replace("num_experts: 8", "num_experts: 6"))
-    candidate = Candidate(
-        micro_batch_size=1,
-        options=StageOptions(tp=1, dp=8, ep=4),
-        pp=1,
-        num_micro_batches=2,
-    )
+    candidate = grid_of(dp=8, ep=4, num_micro_batches=2)
     result = AmpRayPlanner(experiment=given).plan(candidate)
     assert isinstance(result, Infeasible)
     assert str(result.reason) == "ep does not divide the experts: ep 4, num_experts 6"

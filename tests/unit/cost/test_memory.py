@@ -13,10 +13,10 @@ from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
 from amp_ray.models.operator import Elementwise, Gemm
 from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits, find_optimizer
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.zero import Zero
 from amp_ray.units import Precision
+from support.checked import grid_of
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 BLOCK_BYTES = 100.0
@@ -35,14 +35,12 @@ def memory_of(
     layers: LayerMemory, constants: Constants, again: RecomputeKind = "none", **degrees: int
 ) -> MemoryModel:
     """Return the memory of a candidate that trains with plain SGD."""
-    candidate = Candidate(
+    candidate = grid_of(
+        tp=layers.rank.tp,
+        dp=degrees.get("dp", 1),
+        recompute=Recompute(kind=again, layers=degrees.get("num_again")),
+        zero=Zero(stage=degrees.get("zero_stage", 0)),
         micro_batch_size=layers.rank.micro_batch_size,
-        options=StageOptions(
-            tp=layers.rank.tp,
-            dp=degrees.get("dp", 1),
-            recompute=Recompute(kind=again, layers=degrees.get("num_again")),
-            zero=Zero(stage=degrees.get("zero_stage", 0)),
-        ),
         pp=degrees.get("pp", 1),
         num_micro_batches=degrees.get("num_micro_batches", 8),
     )

@@ -11,21 +11,16 @@ from amp_ray.cost.stages import PlacedStages
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.runtimes.traits import NO_RUNTIME
-from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from support.checked import grid_of, required
 from support.experiments import small_experiment
 
 
 def strategy(
     bounds: tuple[int, ...], placement: tuple[int, ...] | None = None, *, dp: int = 1, m: int = 4
 ) -> Strategy:
-    candidate = Candidate(
-        micro_batch_size=1,
-        options=StageOptions(tp=1, dp=dp),
-        pp=len(bounds) - 1,
-        num_micro_batches=m,
-    )
+    candidate = grid_of(dp=dp, pp=len(bounds) - 1, num_micro_batches=m)
     return Strategy.uniform(candidate, bounds, placement)
 
 
@@ -44,8 +39,7 @@ def test_one_device_computes_and_updates(experiment: Experiment) -> None:
 
 def test_stages_on_two_nodes_send_between_them(experiment: Experiment) -> None:
     estimate = CostModel(experiment=experiment).estimate(strategy((0, 2, 4), (0, 2)))
-    found = estimate.breakdown
-    assert found is not None
+    found = required(estimate.breakdown)
     assert found.compute_s == pytest.approx(24.0)
     assert found.bubble_s == pytest.approx(6.0)
     assert found.pipeline_p2p_s > 0
@@ -84,9 +78,7 @@ def test_host_time_counts_per_micro_batch_and_per_iteration(experiment: Experime
 
 def test_default_placement_is_rank_order(experiment: Experiment) -> None:
     model = CostModel(experiment=experiment)
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
-    )
+    candidate = grid_of(tp=2, pp=2, num_micro_batches=4)
     assert model.costs(candidate).stages.groups == [[0, 1], [2, 3]]
 
 
@@ -140,9 +132,7 @@ def test_activations_meet_the_rate_of_their_size_and_gradients_the_largest() -> 
     def estimate(rate: str) -> Breakdown:
         experiment = small_experiment(("inter_gbit_per_s: 10", f"inter_gbit_per_s: {rate}"))
         stages = strategy((0, 4, 9), (0, 2, 3, 1), dp=2, m=4)
-        found = CostModel(experiment=experiment).estimate(stages).breakdown
-        assert found is not None
-        return found
+        return required(CostModel(experiment=experiment).estimate(stages).breakdown)
 
     num_bytes = 128 * 256 * 2  # of a sample between blocks, in fp16
     by_size = estimate(f"[[{num_bytes}, 2], [{64 * num_bytes}, 10]]")

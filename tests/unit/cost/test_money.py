@@ -5,8 +5,8 @@ import pytest
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
+from support.checked import grid_of
 from support.experiments import small_experiment
 
 PRICE_PER_GBYTE = 0.5
@@ -27,12 +27,7 @@ def priced(*, zones: bool = True, prices: tuple[str, str] = ("3.6", "3.6")) -> E
 
 
 def estimate(experiment: Experiment, *, tp: int, pp: int, dp: int, order: str = "0123") -> Estimate:
-    candidate = Candidate(
-        micro_batch_size=2,
-        options=StageOptions(tp=tp, dp=dp),
-        pp=pp,
-        num_micro_batches=4 // dp,
-    )
+    candidate = grid_of(tp=tp, dp=dp, micro_batch_size=2, pp=pp, num_micro_batches=4 // dp)
     num_layers = experiment.model.num_layers
     bounds = (*range(0, num_layers - 1, num_layers // pp), num_layers)
     strategy = Strategy.uniform(candidate, (*bounds[:pp], num_layers))

@@ -9,6 +9,7 @@ from amp_ray.clusters.device import find_device
 from amp_ray.cost.collective import RING_OVERHEAD_RANKS, all_gather_s, all_reduce_s
 from amp_ray.cost.nccl import BASE_S, SIZES, Curve, Group, generation, measured_curve, measured_s
 from amp_ray.cost.topology import Topology
+from support.checked import required
 from support.experiments import small_experiment
 
 MIB = 2.0**20
@@ -122,9 +123,7 @@ def test_generations_follow_the_rate_of_a_board_s_links() -> None:
 
 
 def _measured(board: str, collective: str, num_ranks: int) -> FloatArray:
-    seconds = measured_s(board, collective, num_ranks)
-    assert seconds is not None
-    return seconds
+    return required(measured_s(board, collective, num_ranks))
 
 
 def test_times_between_two_measured_numbers_of_ranks_lie_between_theirs() -> None:
@@ -162,8 +161,7 @@ def test_a_node_of_a_measured_board_takes_its_times() -> None:
     assert all_reduce_s(16 * MIB, 8, path, BASE_S) == pytest.approx(float(measured[15]))
     both = [_measured("H100", name, 8)[15] for name in ("all_gather", "reduce_scatter")]
     assert all_gather_s(16 * MIB, 8, path, BASE_S) == pytest.approx(float(np.mean(both)))
-    exchange = topology.exchange([list(range(8))]).exchange
-    assert exchange is not None
+    assert topology.exchange([list(range(8))]).exchange is not None
     (wide,) = topology.rings([[*range(8), 8]]).paths
     assert wide.all_reduce is not None
     assert wide.all_reduce.at(0) > path.step_s
@@ -171,8 +169,7 @@ def test_a_node_of_a_measured_board_takes_its_times() -> None:
 
 def _model(board: str, num_ranks: int) -> Group:
     device = find_device(board)
-    rate = device.reached_link_bytes_per_s
-    assert rate is not None
+    rate = required(device.reached_link_bytes_per_s)
     return Group(
         num_ranks=num_ranks,
         within_bytes_per_s=rate / (1 + RING_OVERHEAD_RANKS / num_ranks),

@@ -17,8 +17,8 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.inputs.slice_table import SlicePoints
 from amp_ray.runtimes.traits import NO_SLICES
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, TokenSlices
+from support.checked import grid_of
 from support.experiments import LONG, experiment_from
 
 TEXT = LONG + "global_batch_size: 4\n"
@@ -31,12 +31,7 @@ def experiment() -> Experiment:
 
 
 def strategy(token_slices: TokenSlices = (), *, size: int = 2, pp: int = 4) -> Strategy:
-    candidate = Candidate(
-        micro_batch_size=size,
-        options=StageOptions(tp=1, dp=4 // pp),
-        pp=pp,
-        num_micro_batches=pp // size,
-    )
+    candidate = grid_of(dp=4 // pp, micro_batch_size=size, pp=pp, num_micro_batches=pp // size)
     plan = Strategy.uniform(candidate, BOUNDS if pp == 4 else (0, 6, 11))
     return replace(plan, token_slices=token_slices)
 

@@ -13,7 +13,7 @@ from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Topology
 from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RuntimeTraits
-from amp_ray.strategies.candidate import Candidate, StageOptions
+from support.checked import grid_of
 
 FOUR = 4  # slots of each node here
 
@@ -50,9 +50,7 @@ def met(
     messages: MessageModel, *devices: int, pp: int, dp: int = 1, tp: int = 1
 ) -> tuple[FloatArray, FloatArray]:
     """Return inverse rate and latency of the slowest message of every cut and replica."""
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=tp, dp=dp), pp=pp, num_micro_batches=1
-    )
+    candidate = grid_of(tp=tp, dp=dp, pp=pp)
     stages = PlacedStages.of_candidate(candidate, devices)
     pairs = np.stack([np.arange(pp - 1), np.arange(1, pp)], axis=1)
     ranks = rank_table(messages.topology, stages)

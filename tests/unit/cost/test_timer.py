@@ -13,17 +13,6 @@ TWO = np.array([[1.0, 1.0], [2.0, 2.0]])
 HALF_SECOND = np.full((2, 1), 0.5)
 
 
-def test_one_stage_runs_its_micro_batches() -> None:
-    assert simulate_s(TWO[:, :1], np.zeros((2, 0)), 5, blocking=True) == 15.0
-    assert simulate_s(TWO[:, :1], np.zeros((2, 0)), 5, blocking=False) == 15.0
-
-
-def test_one_micro_batch_passes_every_stage_twice() -> None:
-    # forward 1 + 0.5 + 1, backward 2 + 0.5 + 2
-    assert simulate_s(TWO, HALF_SECOND, 1, blocking=True) == 7.0
-    assert simulate_s(TWO, HALF_SECOND, 1, blocking=False) == 7.0
-
-
 def test_blocking_transfers_stop_both_stages() -> None:
     # F0 ends at 1, meets until 1.5; both compute F: 2.5. Then stage 1 B0: 4.5, while stage 0
     # waits; they exchange gradient 0 and activation 1 until 5.5, or 5 at the same time; and so on

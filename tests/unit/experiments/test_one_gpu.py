@@ -3,8 +3,6 @@
 import gc
 import json
 import math
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +25,7 @@ from gpu_measurements import (  # noqa: E402
     measure_step,
 )
 from support.cpu_machine import CpuMachine  # noqa: E402
+from support.programs import python  # noqa: E402
 
 # Torch renamed collectives that older versions have by these names alone.
 pytestmark = [
@@ -331,14 +330,7 @@ def test_the_command_measures_what_its_file_lists(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_cuda_it_says_so_and_exits_3(repository: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "experiments/one_gpu.py", "--json", "never.json"],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
+    done = python("experiments/one_gpu.py", "--json", "never.json", cwd=repository, code=3)
     assert done.stdout == ""
     assert done.stderr == "torch finds no CUDA device here, and there is nothing to measure.\n"
     assert not (repository / "never.json").exists()

@@ -1,6 +1,5 @@
 """Our own program handed over: to DeepSpeed's launcher, Slurm and Ray Train."""
 
-import ast
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,16 +43,6 @@ def test_the_job_is_the_strategy(write: Callable[[Chosen], Export]) -> None:
     assert any("random data" in note for note in export.notes)
 
 
-def test_deepspeed_gets_configuration_hostfile_and_launch() -> None:
-    files = deepspeed_folder(chosen()).files
-    config = json.loads(files["ds_config.json"])
-    assert config["train_batch_size"] == 8
-    assert config["pipeline"]["stages"] == 2
-    assert files["hostfile"] == "node0 slots=2\nnode1 slots=2\n"
-    assert "--include node0:0,1@node1:0,1" in files["launch.sh"]
-    assert "--module amp_ray.training job.json" in files["launch.sh"]
-
-
 @pytest.mark.parametrize("zero", [Zero(stage=2), Zero(stage=3), Zero(stage=3, keeps_weights=True)])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_what_deepspeed_shares_out_is_exported_and_read_again(zero: Zero, tp: int) -> None:
@@ -78,21 +67,6 @@ def test_slurm_chooses_hosts_without_names() -> None:
     assert "nodelist" not in text
     with pytest.raises(ValueError, match="host by host"):
         slurm_folder(replace(moved(0, 2, 1, 3), experiment=experiment))
-
-
-def test_ray_gets_a_program_with_the_job_in_it() -> None:
-    text = ray_script(chosen()).files["train_ray.py"]
-    values = {
-        node.targets[0].id: node.value
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    assert ast.literal_eval(values["NUM_RANKS"]) == 4
-    assert ast.literal_eval(values["USE_GPU"]) is True
-    call = values["FILES"]
-    assert isinstance(call, ast.Call)
-    job = json.loads(ast.literal_eval(call.args[0]))["job.json"]
-    assert read_job(json.loads(job)).grid.num_ranks == 4
 
 
 def test_what_a_launcher_cannot_place_is_refused() -> None:

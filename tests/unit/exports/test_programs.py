@@ -1,6 +1,5 @@
 """What other programs are told of a strategy, and what they say of one."""
 
-import ast
 import csv
 import io
 import json
@@ -81,24 +80,6 @@ def flags(plan: Strategy) -> dict[str, str]:
     return pairs_of(words_of(text_of(megatron_script(chosen(plan)))))
 
 
-def test_megatron_is_told_degrees_sizes_and_cuts() -> None:
-    written = flags(strategy((0, 4, 9), FULL, tp=2))
-    expected = {
-        "tensor-model-parallel-size": "2",
-        "pipeline-model-parallel-size": "2",
-        "micro-batch-size": "1",
-        "global-batch-size": "8",
-        "num-layers": "6",
-        "hidden-size": "256",
-        "recompute-granularity": "full",
-        "swiglu": "",
-        "num-query-groups": "8",
-    }
-    assert expected.items() <= written.items()
-    assert flags(MIDDLE)["pipeline-model-parallel-layout"] == "Et*3|t|t*2|L"
-    assert flags(strategy((0, 3, 9), tp=2))["decoder-first-pipeline-num-layers"] == "2"
-
-
 def test_a_script_is_bash_and_starts_every_host() -> None:
     text = text_of(megatron_script(chosen(strategy((0, 4, 9)))))
     program = text.replace("exec torchrun", "echo")
@@ -120,51 +101,6 @@ def test_a_norm_that_moves_is_told() -> None:
     notes = megatron_script(chosen(strategy((0, 1, 4, 8, 9)))).notes
     assert any("final norm goes with the head" in note for note in notes)
     assert not any("norm" in note for note in megatron_script(chosen(MIDDLE)).notes)
-
-
-def test_bridge_gets_overrides_of_the_same_strategy() -> None:
-    text = text_of(bridge_overrides(chosen(MIDDLE)))
-    overrides = dict(word.split("=", 1) for word in words_of(text) if re.match(r"\w+\.\w+=", word))
-    assert {
-        "model.pipeline_model_parallel_size": "4",
-        "model.pipeline_model_parallel_layout": "'Et*3|t|t*2|L'",
-        "train.micro_batch_size": "1",
-    }.items() <= overrides.items()
-    assert "mixed_precision=bf16_mixed" in text
-    assert "Megatron-Bridge 0.6" in text
-
-
-def test_torchtitan_gets_modules_of_every_stage() -> None:
-    text = text_of(titan_config(chosen(MIDDLE)))
-    values = {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    assert values["PARALLELISM"]["module_fqns_per_model_part"] == [
-        ["tok_embeddings", "layers.0", "layers.1", "layers.2"],
-        ["layers.3"],
-        ["layers.4", "layers.5"],
-        ["norm", "lm_head"],
-    ]
-    assert values["PARALLELISM"]["data_parallel_replicate_degree"] == 1
-    assert values["TRAINING"] == {
-        "local_batch_size": 8,
-        "global_batch_size": 8,
-        "seq_len": 128,
-        "mixed_precision_param": "bfloat16",
-        "mixed_precision_reduce": "float32",
-        "disable_cuda_graphs": True,
-    }
-    assert values["RECOMPUTE"] == "none"
-
-
-def test_nanotron_gets_its_own_cuts_only() -> None:
-    record = yaml.safe_load(text_of(nanotron_config(chosen(strategy((0, 5, 9), tp=2)))))
-    assert record["parallelism"]["tp_mode"] == "ALL_REDUCE"
-    assert record["tokens"]["batch_accumulation_per_replica"] == 8
-    with pytest.raises(ValueError, match="at 0 5 9; this strategy cuts at 0 3 9"):
-        nanotron_config(chosen(UNEVEN))
 
 
 def test_accelerate_names_the_plugin_that_runs_it() -> None:
@@ -295,19 +231,6 @@ GPT_ARGS=(
 torchrun --nproc_per_node 4 pretrain_gpt.py ${GPT_ARGS[@]} $MODEL_ARGS \\
     --recompute-granularity selective
 """
-
-
-def test_a_users_script_is_read() -> None:
-    assert strategy_of(SCRIPT) == {
-        "tp": 2,
-        "pp": 2,
-        "dp": 1,
-        "micro_batch_size": 1,
-        "num_micro_batches": 8,
-        "recompute": "selective",
-        "zero_stage": 0,
-        "bounds": [0, 4, 9],
-    }
 
 
 @pytest.mark.parametrize(
@@ -628,12 +551,6 @@ def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.Monk
     program["fill"](study)
     assert program["choices"]["bounds"] == ["0 9"]
     assert added == [("complete", 1.5), ("fail", None), ("*", {"predicted_s": 2.0})]
-
-
-def test_recompute_survives() -> None:
-    for recompute in (NO_RECOMPUTE, SELECTIVE, FULL, Recompute(kind="full", layers=2)):
-        record = strategy_of(text_of(megatron_script(chosen(strategy((0, 4, 9), recompute)))))
-        assert record["recompute"] == recompute.to_json()
 
 
 # ----------------------------------------------------------- FSDP2, recipes, names of files

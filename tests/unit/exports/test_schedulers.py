@@ -13,7 +13,6 @@ import yaml
 
 from amp_ray.exports.chosen import Chosen
 from amp_ray.exports.megatron import megatron_program
-from amp_ray.exports.reading import read_program
 from amp_ray.exports.schedulers import ray_script, slurm_folder
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import Candidate
@@ -143,13 +142,6 @@ def test_named_hosts_get_their_ranks_in_any_order(tmp_path: Path) -> None:
     assert "--distribution=arbitrary" in files["job.sbatch"]
     done = batch(tmp_path, files, MEGATRON_LM="/lm")
     assert "0|0|4|node0|29500|" in done.stdout
-
-
-def test_a_batch_script_is_read_as_its_strategy() -> None:
-    text = slurm_folder(chosen()).files["job.sbatch"]
-    record = read_program(text, file="job.sbatch", experiment=experiment("megatron-core"))
-    assert record is not None
-    assert (record["tp"], record["pp"], record["bounds"]) == (2, 2, [0, 3, 9])
 
 
 RAY = {

@@ -10,9 +10,9 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
 from amp_ray.exports.chosen import Chosen
 from amp_ray.exports.trace import trace
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.timeline import RankTimeline
+from support.checked import grid_of
 from support.experiments import small_experiment
 
 FIRST = ("0F0", 0.0, 0.25), ("0SEND_F0", 0.25, 0.5), ("0B0", 1.0, 2.0)
@@ -24,9 +24,7 @@ MEASURED = (
 
 def events(measured: tuple[RankTimeline, ...]) -> tuple[list[dict[str, Any]], float, int]:
     """Return a trace's events, the estimate and the number of predicted instructions."""
-    grid = Candidate(
-        options=StageOptions(tp=2, dp=1), pp=2, micro_batch_size=2, num_micro_batches=4
-    )
+    grid = grid_of(tp=2, pp=2, micro_batch_size=2, num_micro_batches=4)
     plan, experiment = Strategy.uniform(grid, (0, 4, 9)), small_experiment()
     model = CostModel(experiment=experiment)
     timeline = predicted_timeline(model, plan)

@@ -18,6 +18,7 @@ from amp_ray.inputs.strategies import (
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from support.checked import grid_of, required
 from support.experiments import experiment_on, small_experiment
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
@@ -27,9 +28,7 @@ CLUSTER = Cluster(
         for name in ("a", "b")
     )
 )
-CANDIDATE = Candidate(
-    micro_batch_size=1, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=4
-)
+CANDIDATE = grid_of(dp=2, pp=2, num_micro_batches=4)
 CUT = Strategy.uniform(CANDIDATE, (0, 2, 5))
 RECORD = {"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 1}
 
@@ -71,17 +70,14 @@ def test_each_strategy_has_its_line() -> None:
 
 def test_recompute_is_the_experiments_unless_the_line_sets_it() -> None:
     for cell, expected in (("", FULL), ("none", NO_RECOMPUTE)):
-        candidate = line("recompute", cell, recompute=FULL).candidate
-        assert candidate is not None
+        candidate = required(line("recompute", cell, recompute=FULL).candidate)
         assert candidate.options.recompute == expected
 
 
 def test_stages_may_recompute_differently() -> None:
-    strategy = line("recompute,bounds", "full:2 none,0 3 5").strategy
-    assert strategy is not None
+    strategy = required(line("recompute,bounds", "full:2 none,0 3 5").strategy)
     assert [str(stage.options.recompute) for stage in strategy.stages] == ["full:2", "none"]
-    strategy = line("recompute,bounds", "selective,0 3 5").strategy
-    assert strategy is not None
+    strategy = required(line("recompute,bounds", "selective,0 3 5").strategy)
     assert strategy.recompute == Recompute(kind="selective")
 
 
@@ -97,8 +93,7 @@ def test_sequence_parallelism_is_the_experiments_unless_the_line_sets_it() -> No
 
 def test_a_column_sets_how_experts_are_shared_out() -> None:
     for cell, ep in (("2", 2), ("", 1)):
-        candidate = line("ep", cell).candidate
-        assert candidate is not None
+        candidate = required(line("ep", cell).candidate)
         assert candidate.options.ep == ep
 
 

@@ -31,76 +31,12 @@ def solved(problem: PartitionProblem) -> PartitionSolution:
     return solution
 
 
-def test_balances_the_slowest_stage() -> None:
-    solution = solved(row_of(3, [4.0, 1.0, 1.0, 1.0, 4.0, 4.0], 10))
-    assert solution.bounds == (0, 2, 5, 6)
-    assert (solution.slowest_s, solution.value_s) == (6.0, 15.0 + 9 * 6.0)
-
-
-def test_one_micro_batch_avoids_dear_cuts_whatever_the_balance() -> None:
-    tables = StageTables(
-        time_prefix_s=prefix_s([1.0] * 4), cut_time_s=np.array([[0.0, 0.5, 3.0, 1.0, 0.0]])
-    )
-    chosen = {"time_row": np.array([0, 0]), "cut_row": np.array([0])}
-    assert solved(chain_problem(tables, 1, **chosen)).bounds == (0, 1, 4)
-    assert solved(chain_problem(tables, 9, **chosen)).bounds == (0, 2, 4)
-
-
 def test_equal_sums_are_decided_by_the_slowest_stage() -> None:
     assert solved(row_of(2, [1.0, 2.0, 3.0, 1.0], 1)).bounds == (0, 2, 4)
 
 
 def test_equal_partitions_are_decided_by_the_earliest_last_stage() -> None:
     assert solved(row_of(2, [1.0, 0.0, 0.0, 1.0], 5)).bounds == (0, 1, 4)
-
-
-def test_slow_devices_get_fewer_layers() -> None:
-    tables = StageTables(time_prefix_s=prefix_s([1.0] * 9, [2.0] * 9))
-    problem = chain_problem(tables, 64, time_row=np.array([0, 1]))
-    assert solved(problem).bounds == (0, 6, 9)
-
-
-def test_blocking_transfers_weigh_on_the_stages_they_block() -> None:
-    tables = StageTables(
-        time_prefix_s=prefix_s([1.0] * 4),
-        bottleneck_start_s=np.zeros((1, 5)),
-        bottleneck_end_s=np.array([[0.0, 0.0, 5.0, 0.0, 0.0]]),
-    )
-    problem = chain_problem(tables, 10, time_row=np.array([0, 0]), bottleneck_row=np.array([0, 0]))
-    assert solved(problem).bounds == (0, 1, 4)
-
-
-def test_memory_moves_cuts() -> None:
-    tables = StageTables(
-        time_prefix_s=prefix_s([1.0] * 6), earliest_start=np.array([[0, 0, 1, 2, 3, 4, 5]])
-    )
-    problem = chain_problem(tables, 8, time_row=np.array([0, 0]), memory_row=np.array([0, -1]))
-    assert solved(problem).bounds == (0, 1, 6)
-
-
-def test_idle_devices_are_left_where_more_stages_cost_more() -> None:
-    options = OptionTable(time_row=np.array([0, 0]), fixed_s=np.array([0.0, 50.0]))
-    problem = PartitionProblem(
-        tables=StageTables(time_prefix_s=prefix_s([1.0, 1.0])),
-        options=options,
-        num_micro_batches=4,
-        final_states=(1, 2),
-    )
-    assert solved(problem).options == (0,)
-
-
-def test_devices_are_grouped_as_pays_best() -> None:
-    # Two devices: one stage each (0 -> 1 -> 2), or both in one stage (0 -> 2), with less speed-up.
-    options = OptionTable(
-        from_state=np.array([0, 0, 1]),
-        to_state=np.array([2, 1, 2]),
-        time_row=np.array([1, 0, 0]),
-    )
-    tables = StageTables(time_prefix_s=prefix_s([2.0] * 4, [1.25] * 4))
-    many = PartitionProblem(tables=tables, options=options, num_micro_batches=100)
-    few = PartitionProblem(tables=tables, options=options, num_micro_batches=1)
-    assert solved(many).options == (1, 2)
-    assert solved(few).options == (0,)
 
 
 def test_layers_of_no_time_need_no_search() -> None:

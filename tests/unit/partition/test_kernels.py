@@ -1,8 +1,8 @@
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from support.programs import python
 
 # Solves random problems and prints the answers; run compiled and as plain Python.
 ANSWERS = """
@@ -26,18 +26,9 @@ print(json.dumps(answers))
 
 def test_compiled_kernels_do_what_their_source_says(repository: Path) -> None:
     # Plain Python also checks every index, which compiled code does not.
-    answers = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", ANSWERS],
-                env={**os.environ, "NUMBA_DISABLE_JIT": disabled},
-                cwd=repository,
-                capture_output=True,
-                check=True,
-                timeout=300,
-            ).stdout
-        )
-        for disabled in ("0", "1")
-    ]
+    answers = []
+    for disabled in ("0", "1"):
+        variables = {**os.environ, "NUMBA_DISABLE_JIT": disabled}
+        answers.append(json.loads(python("-c", ANSWERS, env=variables, cwd=repository).stdout))
     assert len(answers[0]) > 50
     assert answers[0] == answers[1]

@@ -1,18 +1,6 @@
 import numpy as np
 
-from amp_ray.partition.resources import NO_KIND, labelled, limited_graph, resource_graph
-
-
-def test_without_idle_units_only_everything_is_final() -> None:
-    graph = resource_graph((2, 1))
-    assert graph.full
-    assert graph.final_states == (len(graph.states) - 1,)
-    assert graph.states[-1] == (0b11, NO_KIND, 0)
-
-
-def test_with_idle_units_every_state_but_the_first_is_final() -> None:
-    graph = resource_graph((2, 1), idle=True)
-    assert graph.final_states == tuple(range(1, len(graph.states)))
+from amp_ray.partition.resources import labelled, limited_graph, resource_graph
 
 
 def test_edges_lead_to_higher_states() -> None:

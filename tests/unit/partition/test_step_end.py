@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -9,11 +8,9 @@ from amp_ray.partition.problem import (
 )
 from amp_ray.partition.step_end import (
     StepEndProblem,
-    StepEndSolution,
     StepEndTerm,
-    solve_with_step_end,
 )
-from amp_ray.partition.tables import OptionTable, StageTables
+from amp_ray.partition.tables import StageTables
 
 
 def chain(num_stages: int = 2, **tables: np.ndarray) -> PartitionProblem:
@@ -33,13 +30,6 @@ def term(*s_per_weight: float, fixed_s: tuple[float, ...] = (0.0, 0.0)) -> StepE
         s_per_weight=np.array(s_per_weight),
         fixed_s=np.array(fixed_s),
     )
-
-
-def solved(problem: StepEndProblem, **limits: float) -> StepEndSolution:
-    """Solve a problem that has a solution."""
-    solution = solve_with_step_end(problem, **limits)  # type: ignore[arg-type]
-    assert isinstance(solution, StepEndSolution)
-    return solution
 
 
 def test_a_term_is_affine_in_what_a_stage_holds() -> None:
@@ -74,40 +64,3 @@ def test_an_infinite_cap_keeps_only_memory() -> None:
     problem = StepEndProblem(problem=chain(earliest_start=memory), terms=(term(1.0, 0.1),))
     capped = problem.capped((math.inf,))
     assert (capped.earliest_start[capped.option_memory] == memory).all()
-
-
-def test_without_a_step_end_it_is_the_plain_problem() -> None:
-    solution = solved(StepEndProblem(problem=chain(), terms=()))
-    assert solution.value_s == 4.0
-    assert solution.terms_s == ()
-
-
-def test_a_step_end_moves_the_cut() -> None:
-    solution = solved(StepEndProblem(problem=chain(), terms=(term(1.0, 1.0),)))
-    assert solution.bounds == (0, 3, 4)
-    assert solution.terms_s == (3.0,)
-    assert solution.value_s == solution.lower_bound_s == 7.0
-
-
-def test_the_order_of_options_does_not_matter() -> None:
-    options = OptionTable(
-        time_row=np.array([0, 0, 0]),
-        from_state=np.array([0, 0, 1]),
-        to_state=np.array([1, 2, 2]),
-    )
-    problem = replace(chain(), options=options, final_states=(2,))
-    weights = term(1.0, 1.0).weight_prefix
-    costs = np.array([1.0, 0.9, 0.2])
-    values = set()
-    for order in (np.array([0, 1, 2]), np.array([2, 1, 0]), np.array([1, 0, 2])):
-        turned = OptionTable(
-            time_row=options.time_row,
-            from_state=options.from_state[order],
-            to_state=options.to_state[order],
-        )
-        terms = (
-            StepEndTerm(weight_prefix=weights, s_per_weight=costs[order], fixed_s=np.zeros(3)),
-        )
-        solution = solved(StepEndProblem(problem=replace(problem, options=turned), terms=terms))
-        values.add((solution.bounds, tuple(order[list(solution.options)]), solution.value_s))
-    assert len(values) == 1

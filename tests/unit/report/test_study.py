@@ -25,7 +25,7 @@ from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from support.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
-from support.replaying import crashed, measured, out_of_memory
+from support.replaying import measured, out_of_memory
 
 PREDICTOR = BoundedPredictor()
 ERASED = "\x1b[2K"
@@ -97,26 +97,11 @@ def end_of(result: StudyResult, *, width: int = 200) -> str:
 # ------------------------------------------------------------------------- into a pipe or file
 
 
-def test_a_pipe_gets_one_line_for_everything_that_happens() -> None:
-    first, ended, learned, *_ = lines_of(measured(0.04))
-    assert first.startswith("trial 0 on group 0: tp ")
-    assert first.endswith(" s: next in the order of the policy predicted-order")
-    assert ended.startswith("trial 0: measured 0.04 s, predicted ")
-    assert learned.startswith("best so far 0.04 s; the prediction of 1 trial was off by ")
-    assert learned.endswith("; 2 trials left")
-    assert [line for line in lines_of(measured(1.0)) if line.endswith("; 1 trial left")]
-    assert "best so far none; 2 trials left" in lines_of(out_of_memory())
-
-
 def test_lines_are_never_broken() -> None:
     assert all(
         line.startswith(("trial ", "best so far ", "surprise: ")) for line in lines_of(LONG_REASON)
     )
     assert any(LONG_REASON.reason in line for line in lines_of(LONG_REASON))
-
-
-def test_what_taught_nothing_does_not_repeat_what_is_known() -> None:
-    assert not [line for line in lines_of(crashed()) if line.startswith("best so far")]
 
 
 def test_a_surprise_is_told() -> None:
@@ -140,18 +125,6 @@ def test_a_pipe_gets_lines_and_a_terminal_the_live_table() -> None:
         assert isinstance(plain, PlainView)
     with study_view(terminal()) as live:
         assert isinstance(live, LiveView)
-
-
-def test_the_live_table_shows_budget_best_and_error() -> None:
-    console = terminal()
-    with study_view(console) as view:
-        watched(view, measured(1.0))
-    text = text_of(console)
-    assert "3 of 3 trials, best 1 s, the predictions of 3 trials were off by " in " ".join(
-        text.split()
-    )
-    assert "group 0 runs trial 2: " in text
-    assert "*0" in text
 
 
 def test_a_trial_that_runs_says_where() -> None:
@@ -203,29 +176,6 @@ def _interrupted_before(console: Console) -> None:
 
 
 # ------------------------------------------------------------------------- the end
-
-
-def test_the_end_says_why_it_stopped_and_what_to_use() -> None:
-    text = end_of(result_of(measured(0.04), measured(0.05), measured(0.06)))
-    assert text.splitlines()[0].strip() == "small: 3 trials"
-    assert "stopped: the budget of trials is spent" in text
-    assert "not settled yet: a strategy that is more than 5 % faster may still exist" in text
-    assert "\nrecommended: tp " in text
-    assert "  measured 0.04 s (0.03846 to 0.0416), predicted " in text
-    assert "; the fastest of 3 measured strategies" in text
-    assert text.endswith("kept in a/study\n")
-
-
-def test_ties_are_named_up_to_three() -> None:
-    result = result_of(measured(0.04), budget=6)
-    assert result.recommendation is not None
-    text = end_of(result)
-    ties = [line for line in text.splitlines() if line.startswith("  as good: tp ")]
-    assert len(ties) == 3
-    assert all(line.endswith(", measured 0.04 s") for line in ties)
-    num_ties = len(result.recommendation.ties)
-    assert num_ties > len(ties)
-    assert f"; {num_ties} others are as good" in text
 
 
 def test_where_no_trial_succeeded_that_comes_first_with_the_causes() -> None:

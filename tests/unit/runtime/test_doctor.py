@@ -1,6 +1,5 @@
 import ast
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +28,10 @@ from amp_ray.runtime.hosts.host import Host, LocalHost, MakeHost
 from amp_ray.runtime.hosts.link import AgentLink, Message
 from amp_ray.runtime.hosts.login import LoginError
 from amp_ray.trials.doctor.findings import Finding
+from support.checked import required
 from support.experiments import experiment_from, small_experiment
 from support.host_reports import healthy_report
+from support.programs import python
 from support.waiting import HANG_GUARD_S, wait_for
 
 TEXT = """\
@@ -120,11 +121,6 @@ def test_hosts_that_are_lost_are_told_one_by_one() -> None:
         (name, "reach") for name in "abcd"
     ]
     assert found.errors == list(found.findings)
-
-
-def test_a_study_gets_errors_only() -> None:
-    errors = diagnose(experiment(), refuse).errors
-    assert [finding.level for finding in errors] == ["error"] * 4
 
 
 def test_json_counts_levels_by_host_and_keeps_every_finding() -> None:
@@ -258,8 +254,7 @@ def test_a_host_that_cannot_be_made_is_a_failed_login() -> None:
 
     host_probe = HostProbe(SPEC, make, QUESTION)
     host_probe.ask()
-    failure = host_probe.report().failure
-    assert failure is not None
+    failure = required(host_probe.report().failure)
     assert failure.check == "login"
     host_probe.close()
 
@@ -286,8 +281,7 @@ def test_a_host_that_refuses_is_told_and_asked_no_more() -> None:
 def test_an_interpreter_that_does_not_start_is_told() -> None:
     host_probe = HostProbe(SPEC, lambda name: LocalHost(name, python="/no/python"), QUESTION)
     host_probe.ask()
-    failure = host_probe.report().failure
-    assert failure is not None
+    failure = required(host_probe.report().failure)
     assert (failure.check, failure.expected) == (
         "agent Python",
         "/no/python to run a short program",
@@ -296,8 +290,7 @@ def test_an_interpreter_that_does_not_start_is_told() -> None:
 
 
 def test_a_host_that_has_not_answered_in_time_counts_as_one_that_does_not() -> None:
-    failure = HostProbe(SPEC, LocalHost, QUESTION).report().failure
-    assert failure is not None
+    failure = required(HostProbe(SPEC, LocalHost, QUESTION).report().failure)
     assert (failure.check, "no answer within" in failure.found) == ("reach", True)
 
 
@@ -411,10 +404,7 @@ def test_modules_are_the_agents_own_and_old_enough() -> None:
 def test_the_check_of_the_version_runs_before_new_syntax_is_read() -> None:
     program = doctor.guarded("this is no Python")
     ast.parse(program, feature_version=(3, 4))
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "SyntaxError" in ended.stderr
+    assert "SyntaxError" in python("-c", program, code=1).stderr
 
 
 def is_gone(folder: Path) -> bool:

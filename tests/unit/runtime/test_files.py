@@ -49,11 +49,6 @@ def test_a_file_that_cannot_be_read_is_named(
         read_text(path)
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"this is a folder; expected a file$"):
-        read_text(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["a\0b", "a" * 5000])
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="cannot be read: "):
@@ -125,12 +120,6 @@ def test_a_metis_profile_is_read_from_its_json_files_only(tmp_path: Path) -> Non
         "metis", ".", experiment.model, experiment.cluster.device_types
     )
     assert sorted(profile.tables["T4"]) == [(1, 1), (1, 2), (2, 1), (2, 2)]
-
-
-def test_a_missing_folder_of_another_planner_is_refused(tmp_path: Path) -> None:
-    experiment = small_experiment()
-    with pytest.raises(InputError, match="missing: no such folder"):
-        ExperimentFiles(base=tmp_path).foreign_profile("metis", "missing", experiment.model, ())
 
 
 def test_an_experiment_and_its_strategies_are_read(tmp_path: Path) -> None:

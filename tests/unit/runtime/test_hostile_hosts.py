@@ -111,17 +111,6 @@ def test_a_host_cannot_speak_for_the_ranks_of_another(
     assert reason in outcome.reason
 
 
-@pytest.mark.parametrize(
-    "messages", [[DONE], [{**EXIT, "ended": True}, DONE], [{**EXIT, "rank": 0, "state": [1]}, DONE]]
-)
-def test_an_end_of_which_nothing_is_told_is_an_outcome(
-    tmp_path: Path, messages: list[Message]
-) -> None:
-    outcome = run_on(tmp_path, ScriptedHost("a", instead("job", *messages)))
-    assert isinstance(outcome, Unreachable | Crashed), outcome
-    assert outcome.host == "a"
-
-
 def test_a_host_that_is_done_before_it_has_begun_is_lost(tmp_path: Path) -> None:
     early = ScriptedHost("a", instead("prepare", DONE))
     outcome = run_on(tmp_path, ScriptedHost("b", well_behaved), early)
@@ -156,11 +145,6 @@ def test_hosts_are_not_lost_because_this_machine_is_late(
     with Launcher([host], SETTINGS, listener=listen) as launcher:
         outcome = launcher.run(launch_on("a", timeout_s=3 * SETTINGS.lease_s), tmp_path / "t")
     assert isinstance(outcome, Measured), outcome
-
-
-def test_a_rank_ends_once(tmp_path: Path) -> None:
-    outcome = run_on(tmp_path, ScriptedHost("a", at_the_job([{**EXIT, "code": 1}])))
-    assert isinstance(outcome, Unreachable | Crashed), outcome
 
 
 @pytest.mark.parametrize(
@@ -256,9 +240,6 @@ def test_messages_that_no_agent_sends_lose_the_host(tmp_path: Path, message: Mes
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == "a"
     assert "not to be trusted" in outcome.reason
-
-
-SAID: Message = {"kind": "said", "rank": 0, "data": {"x": "y" * 5000}}
 
 
 def endless(message: Message | bytes, num_bytes: int) -> Callable[[], Iterable[Message | bytes]]:

@@ -7,8 +7,7 @@ from amp_ray.arrays import IntArray
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.cuts import latest_starts, roomiest_bounds
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions
+from support.checked import grid_of, required
 from support.experiments import small_experiment
 
 MIXED = (
@@ -21,9 +20,7 @@ MIXED = (
 
 
 def costs_of(pp: int, *replacements: tuple[str, str]) -> StageCosts:
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=4 // pp), pp=pp, num_micro_batches=2 * pp
-    )
+    candidate = grid_of(dp=4 // pp, pp=pp, num_micro_batches=2 * pp)
     return CostModel(experiment=small_experiment(*replacements)).costs(candidate)
 
 
@@ -61,8 +58,7 @@ def test_no_cuts_need_less_memory(
     costs = costs_of(pp, *replacements)
     experiment = needy(with_parameters=with_parameters)
     latest = latest_starts(experiment)
-    bounds = roomiest_bounds(experiment, costs)
-    assert bounds is not None
+    bounds = required(roomiest_bounds(experiment, costs))
     assert len(bounds) == pp + 1
     assert need(costs, bounds) == pytest.approx(
         least_need(costs, experiment.model.num_layers, latest), rel=1e-4
@@ -71,8 +67,7 @@ def test_no_cuts_need_less_memory(
 
 def test_cuts_that_need_more_than_wanted_are_none() -> None:
     costs, experiment = costs_of(2), needy(with_parameters=False)
-    bounds = roomiest_bounds(experiment, costs)
-    assert bounds is not None
+    bounds = required(roomiest_bounds(experiment, costs))
     least = need(costs, bounds)
     assert roomiest_bounds(experiment, costs, within=least * 1.001) == bounds
     assert roomiest_bounds(experiment, costs, within=least * 0.999) is None

@@ -4,7 +4,6 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from amp_ray.cost.estimate import Estimate
 from amp_ray.partition.kernels import least_chain_s
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.grid_bounds import WholeLayers
@@ -12,6 +11,7 @@ from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_ZERO, NO_ZERO, Zero
+from support.checked import as_estimate, grid_of
 from support.experiments import experiment_from
 
 EQUAL_STAGES = """\
@@ -60,11 +60,8 @@ def test_no_way_to_share_layers_is_faster(seed: int) -> None:
 
 
 def pipeline(pp: int, num_micro_batches: int) -> Candidate:
-    return Candidate(
-        micro_batch_size=8 // num_micro_batches,
-        options=StageOptions(tp=1, dp=1),
-        pp=pp,
-        num_micro_batches=num_micro_batches,
+    return grid_of(
+        micro_batch_size=8 // num_micro_batches, pp=pp, num_micro_batches=num_micro_batches
     )
 
 
@@ -73,8 +70,7 @@ def pipeline(pp: int, num_micro_batches: int) -> Candidate:
 def test_no_pipeline_is_faster_than_its_bound(pp: int, num_micro_batches: int) -> None:
     planner = AmpRayPlanner(experiment=experiment_from(EQUAL_STAGES))
     candidate = pipeline(pp, num_micro_batches)
-    best = planner.plan(candidate)
-    assert isinstance(best, Estimate)
+    best = as_estimate(planner.plan(candidate))
     least_s = planner.chooser.least_s(candidate, np.inf)
     assert 0.75 * best.iteration_time_s < least_s <= best.iteration_time_s
 
@@ -110,8 +106,7 @@ def test_no_interleaved_pipeline_is_faster_than_its_bound(pp: int, num_micro_bat
     planner = AmpRayPlanner(experiment=experiment_from(EQUAL_STAGES))
     for chunks in (2, 3, 4):
         candidate = replace(pipeline(pp, num_micro_batches), virtual_stages=chunks)
-        best = planner.plan(candidate)
-        assert isinstance(best, Estimate)
+        best = as_estimate(planner.plan(candidate))
         least_s = planner.chooser.least_s(candidate, np.inf)
         assert 0.5 * best.iteration_time_s < least_s <= best.iteration_time_s
 

@@ -16,6 +16,7 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.units import GIB
+from support.checked import as_estimate, grid_of
 from support.experiments import SMALL, experiment_from, small_experiment
 from support.metis import metis_profile_files
 
@@ -27,18 +28,13 @@ SIXTEEN = ("{count: 2, device: T4, slots: 2", "{count: 4, device: T4, slots: 4")
 
 
 def pipeline(pp: int, *, num_micro_batches: int = 4) -> Candidate:
-    return Candidate(
-        micro_batch_size=2,
-        options=StageOptions(tp=1, dp=4 // pp),
-        pp=pp,
-        num_micro_batches=num_micro_batches // (4 // pp),
+    return grid_of(
+        dp=4 // pp, micro_batch_size=2, pp=pp, num_micro_batches=num_micro_batches // (4 // pp)
     )
 
 
 def planned(candidate: Candidate, *replacements: tuple[str, str]) -> Estimate:
-    result = AmpRayPlanner(experiment=small_experiment(*replacements)).plan(candidate)
-    assert isinstance(result, Estimate)
-    return result
+    return as_estimate(AmpRayPlanner(experiment=small_experiment(*replacements)).plan(candidate))
 
 
 def test_a_dense_model_has_no_experts_to_share_out() -> None:
@@ -93,8 +89,7 @@ def test_the_cuts_are_the_best_by_simulation_too() -> None:
     experiment = small_experiment(("global_batch_size: 8", "global_batch_size: 64"))
     planner = AmpRayPlanner(experiment=experiment)
     candidate = pipeline(2, num_micro_batches=32)
-    best = planner.plan(candidate)
-    assert isinstance(best, Estimate)
+    best = as_estimate(planner.plan(candidate))
     fastest_s = min(result.iteration_time_s for result in every_cut(planner, candidate))
     assert best.iteration_time_s == pytest.approx(fastest_s, rel=0.02)
 
@@ -109,8 +104,7 @@ def test_too_little_memory_is_estimated_and_told() -> None:
 def test_memory_moves_the_cuts_before_it_makes_a_plan_infeasible() -> None:
     wide = ("vocab_size: 1024", "vocab_size: 100000")
     planner = AmpRayPlanner(experiment=small_experiment(wide))
-    free = planner.plan(pipeline(2))
-    assert isinstance(free, Estimate)
+    free = as_estimate(planner.plan(pipeline(2)))
     least_bytes = min(max(result.peak_memory_bytes) for result in every_cut(planner, pipeline(2)))
     assert least_bytes < max(free.peak_memory_bytes)
     limit_gib = (least_bytes + 1) / 2**30
@@ -131,9 +125,7 @@ def test_memory_moves_the_cuts_before_it_makes_a_plan_infeasible() -> None:
 def test_candidates_that_no_strategy_can_have_are_told(
     tp: int, pp: int, replacements: tuple[tuple[str, str], ...], reason: str
 ) -> None:
-    candidate = Candidate(
-        micro_batch_size=2, options=StageOptions(tp=tp, dp=1), pp=pp, num_micro_batches=4
-    )
+    candidate = grid_of(tp=tp, micro_batch_size=2, pp=pp, num_micro_batches=4)
     result = AmpRayPlanner(experiment=small_experiment(*replacements)).plan(candidate)
     assert isinstance(result, Infeasible)
     assert str(result.reason) == reason
@@ -174,11 +166,8 @@ def test_given_strategies_keep_their_cuts_and_others_get_the_best() -> None:
 
 def test_a_given_strategy_that_heads_cannot_be_divided_for_is_told_so() -> None:
     planner = AmpRayPlanner(experiment=small_experiment(("num_heads: 8", "num_heads: 1")))
-    candidate = Candidate(
-        micro_batch_size=2, options=StageOptions(tp=2, dp=2), pp=1, num_micro_batches=2
-    )
-    result = planner.score(Strategy.uniform(candidate, (0, 9)))
-    assert isinstance(result, Estimate)
+    candidate = grid_of(tp=2, dp=2, micro_batch_size=2, num_micro_batches=2)
+    result = as_estimate(planner.score(Strategy.uniform(candidate, (0, 9))))
     assert not result.feasible
     assert not result.launchable
     assert str(result.reasons[0]).startswith("tp does not divide the attention heads: tp 2")
@@ -264,8 +253,7 @@ def ranking_of(experiment: Experiment) -> Ranking:
 
 
 def test_llama_3_70b_fits_64_h100_at_the_speed_that_practice_reaches() -> None:
-    best = ranking_of(experiment_from(LLAMA_3_70B)).results[0]
-    assert isinstance(best, Estimate)
+    best = as_estimate(ranking_of(experiment_from(LLAMA_3_70B)).results[0])
     assert best.feasible
     assert best.launchable
     assert not is_risky(best)

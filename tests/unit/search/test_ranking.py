@@ -19,17 +19,13 @@ from amp_ray.search.ranking import (
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
+from support.checked import grid_of
 
 
 def estimate(
     seconds: float, *, micro_batch_size: int = 1, pp: int = 1, reason: str | None = None
 ) -> Estimate:
-    candidate = Candidate(
-        micro_batch_size=micro_batch_size,
-        options=StageOptions(tp=1, dp=1),
-        pp=pp,
-        num_micro_batches=4,
-    )
+    candidate = grid_of(micro_batch_size=micro_batch_size, pp=pp, num_micro_batches=4)
     return Estimate(
         strategy=Strategy.uniform(candidate, tuple(range(pp + 1))),
         iteration_time_s=seconds,
@@ -38,9 +34,7 @@ def estimate(
 
 
 def impossible(pp: int) -> Infeasible:
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=pp, num_micro_batches=4
-    )
+    candidate = grid_of(pp=pp, num_micro_batches=4)
     return Infeasible(
         candidate=candidate, reason=Reason(kind="more stages than layers", detail="figures")
     )

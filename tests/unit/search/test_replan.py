@@ -9,8 +9,8 @@ from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import rank
 from amp_ray.search.replan import Replanner, best_matching
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
+from support.checked import grid_of
 from support.experiments import small_experiment
 
 STATE_BYTES = 2 + 4 + 8
@@ -26,12 +26,7 @@ def experiment(num_nodes: int, *, zero_stage: int = 0) -> Experiment:
 
 
 def grid(given: Experiment, *, tp: int, dp: int, pp: int, placement: list[int]) -> Strategy:
-    candidate = Candidate(
-        micro_batch_size=1,
-        options=StageOptions(tp=tp, dp=dp, zero=given.zero(pp)),
-        pp=pp,
-        num_micro_batches=8 // dp,
-    )
+    candidate = grid_of(tp=tp, dp=dp, zero=given.zero(pp), pp=pp, num_micro_batches=8 // dp)
     num_layers = given.model.num_layers
     bounds = [num_layers * stage // pp for stage in range(pp + 1)]
     return Strategy.uniform(candidate, bounds, tuple(placement))

@@ -15,6 +15,7 @@ from amp_ray.search.space import uniform_candidates
 from amp_ray.search.token_slices import Granules, granules_of, plan_slices, slice_tables
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
 from amp_ray.strategies.recompute import AUTO, FULL, NO_RECOMPUTE
+from support.checked import as_estimate, required
 from support.experiments import experiment_from
 
 GRANULARITY, TOKENS, BATCH = 8, 64, 3
@@ -197,9 +198,7 @@ def experiment(*replacements: tuple[str, str]) -> Experiment:
 
 
 def planned(given: Experiment, own: Candidate) -> Estimate:
-    found = AmpRayPlanner(experiment=given).plan(own)
-    assert isinstance(found, Estimate)
-    return found
+    return as_estimate(AmpRayPlanner(experiment=given).plan(own))
 
 
 def test_a_long_sequence_in_a_deep_pipeline_is_cut() -> None:
@@ -260,8 +259,7 @@ def test_memory_keeps_slices_short() -> None:
         options = StageOptions(tp=1, dp=1)
         one = Candidate(micro_batch_size=1, options=options, pp=4, num_micro_batches=2)
         costs = planner.cost_model.costs(one)
-        found = plan_slices(planner.cost_model, one, costs, (0, 5, 10, 15, 19))
-        assert found is not None
+        found = required(plan_slices(planner.cost_model, one, costs, (0, 5, 10, 15, 19)))
         assert found.feasible
         longest.append(max(found.strategy.token_slices[0][1]))
     assert longest[1] < longest[0]

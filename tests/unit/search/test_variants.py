@@ -15,8 +15,8 @@ from amp_ray.search.variants import (
     sub_clusters,
     without_a_node,
 )
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
+from support.checked import as_estimate, grid_of
 from support.experiments import experiment_from, small_experiment
 
 TEXT = """\
@@ -100,8 +100,7 @@ def test_the_plan_without_a_node_is_ranked_on_the_cluster_that_has_it() -> None:
     plans = {each.strategy: each for each in plans_for_other_clusters(planner, [])}
     # The extra node is listed last: the devices before it are those that there were
     old = fastest(BEFORE).strategy
-    scored = planner.score(old)
-    assert isinstance(scored, Estimate)
+    scored = as_estimate(planner.score(old))
     assert min(each.iteration_time_s for each in plans.values()) <= scored.iteration_time_s
     assert old in plans
 
@@ -122,8 +121,7 @@ def test_the_plan_for_the_cluster_as_it_was_is_ranked_on_a_better_one() -> None:
     own = found(after)
     plans = {each.strategy: each for each in plans_for_other_clusters(planner, own)}
     old = fastest(BEFORE).strategy
-    scored = AmpRayPlanner(experiment=after).score(old)
-    assert isinstance(scored, Estimate)
+    scored = as_estimate(AmpRayPlanner(experiment=after).score(old))
     assert plans[old].iteration_time_s == scored.iteration_time_s
 
 
@@ -149,9 +147,7 @@ search: {space: heterogeneous}
 
 
 def priced(seconds: float, money: float) -> Estimate:
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=4
-    )
+    candidate = grid_of(num_micro_batches=4)
     return Estimate(
         strategy=Strategy.uniform(candidate, (0, 1)),
         iteration_time_s=seconds,
@@ -171,8 +167,7 @@ def test_limits_on_money_and_tokens_are_reasons() -> None:
     limits = replace(experiment.limits, max_cost_per_iteration=2, min_tokens_per_s=50)
     planner = AmpRayPlanner(experiment=replace(experiment, limits=limits))
     assert planner.within_limits(priced(1, 2)) == priced(1, 2)
-    found = planner.within_limits(priced(4, 3))
-    assert isinstance(found, Estimate)
+    found = as_estimate(planner.within_limits(priced(4, 3)))
     assert [str(reason) for reason in found.reasons] == [
         "over max_cost_per_iteration: 3 per iteration, at most 2",
         "below min_tokens_per_s: 25 tokens/s, at least 50",
@@ -207,8 +202,7 @@ def test_a_plan_for_a_part_names_the_devices_of_the_whole(nodes: list[int]) -> N
     part = whole.part(nodes)
     found = priced(1, 1)
     placed = replace(found, strategy=replace(found.strategy, placement=(2,)))
-    moved = on_cluster(placed, part, whole)
-    assert isinstance(moved, Estimate)
+    moved = as_estimate(on_cluster(placed, part, whole))
     device = moved.strategy.placement[0]
     assert whole.nodes[whole.node_of_device[device]] == part.nodes[1]
     assert whole.slot_of_device[device] == 0

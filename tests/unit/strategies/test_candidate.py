@@ -1,15 +1,11 @@
 import pytest
 
-from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOptions
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from support.checked import grid_of
 
 
 def test_samples_of_an_iteration_add_up() -> None:
-    assert (
-        Candidate(
-            micro_batch_size=2, options=StageOptions(tp=4, dp=3), pp=1, num_micro_batches=5
-        ).global_batch_size
-        == 30
-    )
+    assert grid_of(tp=4, dp=3, micro_batch_size=2, num_micro_batches=5).global_batch_size == 30
     assert GroupsCandidate(micro_batch_size=6, num_micro_batches=5).global_batch_size == 30
 
 

@@ -6,15 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of, chunk_bounds
+from support.checked import as_estimate, grid_of
 from support.experiments import experiment_from
 
 TEXT = """
@@ -31,13 +30,7 @@ precision: bf16
 runtime: torch
 global_batch_size: 16
 """
-CANDIDATE = Candidate(
-    micro_batch_size=1,
-    options=StageOptions(tp=1, dp=2),
-    pp=2,
-    num_micro_batches=8,
-    virtual_stages=2,
-)
+CANDIDATE = grid_of(dp=2, pp=2, num_micro_batches=8, virtual_stages=2)
 UNEVEN = Strategy.uniform(CANDIDATE, (0, 4, 5, 6, 11))
 EVEN = Strategy.uniform(CANDIDATE, (0, 6, 11))
 
@@ -94,12 +87,10 @@ def test_search_looks_at_the_chunks_that_it_is_told(experiment: Experiment) -> N
     found = {(own.pp, own.virtual_stages) for own in uniform_candidates(wider)}
     assert found == {(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)}
     assert all(own.virtual_stages == 1 for own in uniform_candidates(experiment))
-    result = AmpRayPlanner(experiment=wider).plan(CANDIDATE)
-    assert isinstance(result, Estimate)
+    result = as_estimate(AmpRayPlanner(experiment=wider).plan(CANDIDATE))
     assert result.strategy.virtual_stages == 2
     assert result.launchable
-    plain = AmpRayPlanner(experiment=wider).plan(replace(CANDIDATE, virtual_stages=1))
-    assert isinstance(plain, Estimate)
+    plain = as_estimate(AmpRayPlanner(experiment=wider).plan(replace(CANDIDATE, virtual_stages=1)))
     assert plain.breakdown is not None
     assert result.breakdown is not None
     assert result.breakdown.bubble_s < plain.breakdown.bubble_s
@@ -124,8 +115,7 @@ def test_every_chunk_needs_a_block(experiment: Experiment) -> None:
     strategy = Strategy.uniform(candidate, (0, 3, 11))
     estimate = CostModel(experiment=experiment).estimate(strategy)
     assert [reason.kind for reason in estimate.reasons] == ["fewer blocks than chunks"]
-    planned = AmpRayPlanner(experiment=experiment).plan(candidate)
-    assert isinstance(planned, Estimate)
+    planned = as_estimate(AmpRayPlanner(experiment=experiment).plan(candidate))
     assert planned.feasible
     bounds = chunk_bounds(experiment.model, planned.strategy.bounds, 4)
     assert all(first < end for first, end in pairwise(bounds))

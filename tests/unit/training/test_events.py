@@ -1,12 +1,11 @@
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from amp_ray.training.events import MAX_EVENT_BYTES, EventChannel, cause_of, summarise, write_result
+from support.programs import python
 
 DistNetworkError = type("DistNetworkError", (RuntimeError,), {})
 """Named as torch names its own."""
@@ -118,15 +117,8 @@ def test_what_waits_in_a_buffer_goes_where_other_output_went(tmp_path: Path) -> 
         "    print('a library')\n"
         "    channel.send('started')\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = python("-c", program, env=buffered, cwd=tmp_path)
     assert [json.loads(line)["event"] for line in ended.stdout.splitlines()] == ["started"]
     assert ended.stderr == "a library\n"
 

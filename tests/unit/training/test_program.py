@@ -1,20 +1,16 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from amp_ray.training import main
+from support.programs import python
 
 LIGHT = "import sys, amp_ray.training; print('torch' in sys.modules, 'deepspeed' in sys.modules)"
 
 
 def test_importing_the_program_imports_neither_torch_nor_deepspeed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=600
-    )
-    assert done.stdout == "False False\n"
+    assert python("-c", LIGHT).stdout == "False False\n"
 
 
 @pytest.mark.parametrize(

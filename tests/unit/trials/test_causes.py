@@ -16,6 +16,7 @@ from amp_ray.trials.causes import (
     sign_of_trouble,
 )
 from amp_ray.trials.outcome import Crashed, OutOfMemory, TimedOut, Unreachable, blames_host
+from support.checked import required
 
 
 def sign(kind: SignKind, time_s: float, rank: int | None = 0, host: str = "a") -> Sign:
@@ -170,8 +171,7 @@ def exit_message(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
     ],
 )
 def test_an_end_tells_its_kind(message: dict[str, Any], num_oom_kills: int, kind: SignKind) -> None:
-    sign = sign_of_exit("a", message, 1.5, num_oom_kills=num_oom_kills)
-    assert sign is not None
+    sign = required(sign_of_exit("a", message, 1.5, num_oom_kills=num_oom_kills))
     assert (sign.kind, sign.rank, sign.host, sign.time_s) == (kind, 2, "a", 1.5)
 
 
@@ -184,24 +184,21 @@ def test_an_end_that_is_no_failure_is_no_sign(message: dict[str, Any]) -> None:
 
 def test_only_the_last_lines_are_kept() -> None:
     message = exit_message(code=1, tail=[str(number) for number in range(40)])
-    sign = sign_of_exit("a", message, 1.5, num_oom_kills=0)
-    assert sign is not None
+    sign = required(sign_of_exit("a", message, 1.5, num_oom_kills=0))
     assert sign.lines == tuple(str(number) for number in range(20, 40))
 
 
 def test_a_reported_failure_tells_cause_and_traceback() -> None:
     data = {"event": "failed", "cause": "out_of_memory", "type": "X", "message": "y"}
     message = {"rank": 1, "data": {**data, "traceback": ["a", "b"]}}
-    sign = sign_of_event("a", message, 1.0)
-    assert sign is not None
+    sign = required(sign_of_event("a", message, 1.0))
     assert (sign.kind, sign.text, sign.lines) == ("memory", "X: y", ("a", "b"))
 
 
 def test_a_reported_failure_may_be_a_full_disk() -> None:
     data = {"event": "failed", "cause": "error", "type": "OSError"}
     message = {"rank": 1, "data": {**data, "message": "[Errno 28] No space left on device"}}
-    sign = sign_of_event("a", message, 1.0)
-    assert sign is not None
+    sign = required(sign_of_event("a", message, 1.0))
     assert sign.kind == "disk"
 
 
@@ -211,8 +208,7 @@ def test_an_event_that_reports_no_failure_is_no_sign() -> None:
 
 def test_a_reported_failure_with_odd_values_is_a_crash() -> None:
     data = {"event": "failed", "cause": ["x"], "traceback": "text"}
-    sign = sign_of_event("a", {"rank": 1, "data": data}, 1.0)
-    assert sign is not None
+    sign = required(sign_of_event("a", {"rank": 1, "data": data}, 1.0))
     assert (sign.kind, sign.lines) == ("crash", ())
 
 
@@ -243,8 +239,7 @@ def test_a_deadline_tells_who_was_stopped_and_what_that_rank_said() -> None:
 
 def test_a_failure_is_that_of_the_rank_that_reports_it() -> None:
     data = {"event": "failed", "rank": 3, "type": "X", "message": "y"}
-    sign = sign_of_event("a", {"rank": 2, "data": data}, 1.0)
-    assert sign is not None
+    sign = required(sign_of_event("a", {"rank": 2, "data": data}, 1.0))
     assert sign.rank == 3
 
 
@@ -260,6 +255,5 @@ def test_an_interpreter_that_cannot_train_is_answered_with_what_to_do() -> None:
 
 def test_a_missing_module_of_the_users_is_left_to_the_user() -> None:
     message = exit_message(code=1, tail=["No module named 'torchvision'"])
-    sign = sign_of_exit("a", message, 1.0, num_oom_kills=0)
-    assert sign is not None
+    sign = required(sign_of_exit("a", message, 1.0, num_oom_kills=0))
     assert "trials.python" not in sign.text

@@ -8,7 +8,6 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment, OwnProgram
 from amp_ray.runtimes.traits import RUNTIMES
-from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
@@ -23,11 +22,10 @@ from amp_ray.trials.command import (
     trial_warm_up,
 )
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, Launch
+from support.checked import grid_of, required
 from support.experiments import experiment_from, small_experiment
 
-CANDIDATE = Candidate(
-    micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
-)
+CANDIDATE = grid_of(tp=2, micro_batch_size=2, pp=2, num_micro_batches=4)
 PLACED = Strategy.uniform(CANDIDATE, (0, 4, 9), (3, 0, 1, 2))
 PROGRAM = OwnProgram(argv=("{python}", "train.py"))
 
@@ -168,8 +166,7 @@ def test_plain_torch_interleaves_chunks() -> None:
 
 
 def test_plain_torch_needs_no_deepspeed() -> None:
-    preload = trial_warm_up(plain_torch(), "python")
-    assert preload is not None
+    preload = required(trial_warm_up(plain_torch(), "python"))
     assert not any("deepspeed" in module for module in preload.modules)
 
 
@@ -233,8 +230,7 @@ def test_nothing_is_written_outside_of_the_trials_folder() -> None:
 
 
 def test_warm_processes_import_what_others_wrote() -> None:
-    preload = trial_warm_up(experiment(environment={"X": "y"}), "python")
-    assert preload is not None
+    preload = required(trial_warm_up(experiment(environment={"X": "y"}), "python"))
     assert preload.modules == WARM_MODULES
     assert preload.environment["X"] == "y"
     assert preload.environment["DS_ACCELERATOR"] == "cuda"

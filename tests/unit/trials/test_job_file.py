@@ -7,11 +7,10 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.trials.job_file import ds_config, torch_device
+from support.checked import grid_of
 from support.experiments import small_experiment
 
-CANDIDATE = Candidate(
-    micro_batch_size=2, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=2
-)
+CANDIDATE = grid_of(dp=2, micro_batch_size=2, pp=2, num_micro_batches=2)
 STRATEGY = Strategy.uniform(CANDIDATE, (0, 4, 9))
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.launch import (
     MASTER_ADDRESS,
     Launch,
@@ -14,6 +13,7 @@ from amp_ray.trials.launch import (
     placement,
     rank_commands,
 )
+from support.checked import grid_of
 from support.experiments import small_experiment
 
 COMMANDS = rank_commands(["run"], [("a", 0), ("a", 1), ("b", 0)])
@@ -95,9 +95,7 @@ def test_ranks_of_several_are_counted_too(change: dict[str, object], message: st
         replace(LAUNCH, commands=(first, wrong))
 
 
-CANDIDATE = Candidate(
-    micro_batch_size=2, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=2
-)
+CANDIDATE = grid_of(dp=2, micro_batch_size=2, pp=2, num_micro_batches=2)
 STRATEGY = Strategy.uniform(CANDIDATE, (0, 4, 9), (3, 0, 1, 2))
 GROUPS = (("a", "b"), ("c", "d"))
 

@@ -51,11 +51,6 @@ def test_json_has_every_key_of_the_contract(name: str, outcome: Outcome) -> None
     assert isinstance(record["warnings"], list)
 
 
-def test_json_of_a_measurement_has_its_time_and_no_reason() -> None:
-    record = outcome_to_json(OUTCOMES[0][1])
-    assert (record["measured_s"], record["spread_s"], record["reason"]) == (0.5, 0.1, None)
-
-
 @pytest.mark.parametrize(
     ("steps", "spread_s", "mean_s", "warnings"),
     [

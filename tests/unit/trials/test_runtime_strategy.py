@@ -11,6 +11,7 @@ from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
+from support.checked import grid_of
 from support.experiments import PICTURE_MODEL, TEXT_MODEL, experiment_from, small_experiment
 
 TEXT = """\
@@ -34,18 +35,10 @@ def strategy(
     *bounds: int, tp: int = 1, dp: int = 1, samples: int = 8, zero: Zero = NO_ZERO
 ) -> Strategy:
     pp = len(bounds) - 1
-    candidate = Candidate(
-        micro_batch_size=2,
-        options=StageOptions(tp=tp, dp=dp, zero=zero),
-        pp=pp,
-        num_micro_batches=samples // (2 * dp),
+    candidate = grid_of(
+        tp=tp, dp=dp, zero=zero, micro_batch_size=2, pp=pp, num_micro_batches=samples // (2 * dp)
     )
     return Strategy.uniform(candidate, bounds)
-
-
-def test_bounds_of_the_own_list_stay_as_they_are() -> None:
-    experiment, chosen = small_experiment(), strategy(0, 2, 5, 9)
-    assert runtime_strategy(experiment, chosen) == chosen
 
 
 # Published GPT-2: 0 embedding, 1 no-op, 2 to 25 blocks, 26 no-op, 27 norm, 28 head, 29 loss.
@@ -110,9 +103,7 @@ def test_blocks_are_computed_twice_where_the_published_runtime_did() -> None:
 
 
 def test_degrees_and_placement_are_kept() -> None:
-    candidate = Candidate(
-        micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
-    )
+    candidate = grid_of(tp=2, micro_batch_size=2, pp=2, num_micro_batches=4)
     published = Strategy.uniform(candidate, (0, 15, 30), (3, 1, 2, 0))
     chosen = runtime_strategy(experiment_from(TEXT), published)
     assert (chosen.tp, chosen.dp, chosen.placement) == (2, 1, (3, 1, 2, 0))

@@ -4,7 +4,7 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 
-from amp_ray.cost.estimate import Estimate, Reason
+from amp_ray.cost.estimate import Reason
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
@@ -12,6 +12,7 @@ from amp_ray.tuner.certificate import Certificate, certify
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start
+from support.checked import as_estimate, required
 from support.replaying import crashed, measured, play
 from support.worlds import error_model
 
@@ -25,9 +26,7 @@ def tell(state: TunerState, predictor: BoundedPredictor, factor: float = 1.0) ->
 
 def certificate(state: TunerState, knowledge: Knowledge) -> Certificate:
     """The certificate of a study with a measurement."""
-    found = certify(state, knowledge)
-    assert found is not None
-    return found
+    return required(certify(state, knowledge))
 
 
 def test_nothing_is_certified_before_anything_is_measured(
@@ -168,8 +167,7 @@ def test_a_fast_strategy_that_may_fail_counts_with_its_chance_to_finish(
     small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     found = []
-    last = ranking.results[-1]
-    assert isinstance(last, Estimate)
+    last = as_estimate(ranking.results[-1])
     why = (Reason(kind="out of memory", detail=""),)
     for chance in (0.5, 0.9, 1.0):
         doubtful = replace(
@@ -220,7 +218,6 @@ def test_when_everything_was_run_there_is_nothing_left_to_doubt(
 ) -> None:
     state = begin(small, ranking.results, TunerSettings(budget=100, policy="predicted-order"))
     played = play(state, lambda _strategy, number: measured(1.0 + number), predictor=predictor)
-    found = played.certificate
-    assert found is not None
+    found = required(played.certificate)
     assert (found.holds, found.bound_s, found.gain_fraction) == (True, 1.0, 0.0)
     assert found.text == "every feasible strategy was tried; the best measured takes 1 s"

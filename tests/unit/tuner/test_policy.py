@@ -8,18 +8,17 @@ from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
+from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.tuner.belief import Belief
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.policy import expected_gain, explore, next_trials, to_repeat
-from amp_ray.tuner.state import Policy, Trial, TunerSettings, TunerState, begin, record, start
+from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 from amp_ray.tuner.trial_status import Figure, TrialStatus
-from support.replaying import crashed, measured, out_of_memory, play
+from support.replaying import measured, out_of_memory, play
 from support.worlds import error_model
 
 UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
-TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)
 
 
 def start_all(state: TunerState, trials: tuple[Trial, ...]) -> TunerState:
@@ -50,21 +49,6 @@ def test_the_first_trial_is_the_best_predicted(
     assert trial.reason == "best predicted of 16 feasible strategies"
 
 
-def test_free_groups_get_different_strategies(
-    state: TunerState, predictor: BoundedPredictor
-) -> None:
-    trials = next_trials(state, 4, predictor)
-    assert [trial.number for trial in trials] == [0, 1, 2, 3]
-    assert len({trial.strategy for trial in trials}) == 4
-
-
-def test_what_runs_is_not_proposed_again(state: TunerState, predictor: BoundedPredictor) -> None:
-    first = next_trials(state, 2, predictor)
-    later = next_trials(start_all(state, first), 2, predictor)
-    assert not {trial.strategy for trial in first} & {trial.strategy for trial in later}
-    assert [trial.number for trial in later] == [2, 3]
-
-
 def test_the_same_study_gives_the_same_trials(state: TunerState) -> None:
     state = record(start_all(state, next_trials(state, 3, BoundedPredictor())), 1, measured(0.3))
     assert next_trials(state, 3, BoundedPredictor()) == next_trials(state, 3, BoundedPredictor())
@@ -77,34 +61,8 @@ def test_knowledge_that_is_there_already_is_used(
     assert next_trials(state, 3, predictor, known) == next_trials(state, 3, predictor)
 
 
-@pytest.mark.parametrize("policy", ["best", "predicted-order", "random"])
-def test_the_budget_is_never_exceeded(
-    state: TunerState, predictor: BoundedPredictor, policy: Policy
-) -> None:
-    state = with_settings(state, budget=3, policy=policy)
-    state = start_all(state, next_trials(state, 2, predictor))
-    trials = next_trials(state, 5, predictor)
-    assert len(trials) == 1
-    assert next_trials(start_all(state, trials), 5, predictor) == ()
-
-
-def test_a_budget_of_nothing_launches_nothing(
-    state: TunerState, predictor: BoundedPredictor
-) -> None:
-    assert next_trials(with_settings(state, budget=0), 1, predictor) == ()
-
-
 def test_no_free_group_no_trial(state: TunerState, predictor: BoundedPredictor) -> None:
     assert next_trials(state, 0, predictor) == ()
-
-
-@pytest.mark.parametrize("outcome", [out_of_memory(), crashed(), TIMED_OUT])
-def test_a_strategy_that_failed_is_not_tried_again(
-    state: TunerState, predictor: BoundedPredictor, outcome: Outcome
-) -> None:
-    (first,) = next_trials(state, 1, predictor)
-    state = record(start(state, first), 0, outcome)
-    assert first.strategy not in {trial.strategy for trial in next_trials(state, 16, predictor)}
 
 
 def test_a_strategy_whose_host_was_unreachable_is_tried_again(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.planner import make_planner
 from amp_ray.strategies.strategy import Strategy
@@ -16,6 +15,7 @@ from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import TunerSettings
 from amp_ray.tuner.unexpected import surprise_of
+from support.checked import as_estimate, required
 from support.replaying import Answers, Replay, fastest, play, study, with_factors
 
 NO_TIME: Final = (
@@ -80,8 +80,7 @@ def test_no_trial_fails_and_none_surprises(best: Replay) -> None:
 
 
 def test_the_best_measured_is_recommended(best: Replay, recorded: Answers) -> None:
-    found = recommend(best.state, best.knowledge)
-    assert found is not None
+    found = required(recommend(best.state, best.knowledge))
     assert (found.strategy, found.measured_s) == fastest(recorded)
 
 
@@ -93,8 +92,7 @@ def test_the_published_order_needs_four_trials_and_one_of_its_first_five_fails(
 
     def predicted_s(strategy: Strategy) -> float:
         """What the published planner says."""
-        result = planner.score(strategy)
-        assert isinstance(result, Estimate)
+        result = as_estimate(planner.score(strategy))
         return result.iteration_time_s
 
     settings = TunerSettings(budget=5, policy="amp-2022")

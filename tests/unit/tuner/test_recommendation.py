@@ -11,6 +11,7 @@ from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.recommendation import Recommendation, ranked, recommend, student_quantile
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
+from support.checked import required
 from support.replaying import crashed, measured, out_of_memory, ran
 
 
@@ -22,9 +23,7 @@ def tried(state: TunerState, index: int, factor: float, spread_fraction: float =
 
 def recommended(state: TunerState, predictor: BoundedPredictor) -> Recommendation:
     """What is recommended."""
-    found = recommend(state, learn(state, predictor))
-    assert found is not None
-    return found
+    return required(recommend(state, learn(state, predictor)))
 
 
 def test_nothing_is_recommended_before_anything_is_measured(
@@ -85,8 +84,7 @@ def test_ties_are_what_is_closer_than_the_error(
 ) -> None:
     state = tried(tried(tried(state, 0, 1.0), 1, 1.0), 10, 1.0)
     known = learn(state, predictor)
-    found = recommend(state, known)
-    assert found is not None
+    found = required(recommend(state, known))
     assert found.measured_s is not None
     tied = {tie.strategy for tie in found.ties}
     for index in known.proposable():

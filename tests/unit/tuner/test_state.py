@@ -7,8 +7,8 @@ import pytest
 from amp_ray.cost.estimate import Infeasible, Reason
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
+from support.checked import grid_of
 from support.replaying import measured, out_of_memory
 
 
@@ -47,9 +47,7 @@ def test_a_strategy_that_comes_twice_is_one_candidate(
 
 
 def test_what_could_not_be_planned_is_no_candidate(small: Experiment, ranking: Ranking) -> None:
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=4, dp=1), pp=1, num_micro_batches=8
-    )
+    candidate = grid_of(tp=4, num_micro_batches=8)
     impossible = Infeasible(candidate=candidate, reason=Reason(kind="heads", detail=""))
     study = begin(small, [impossible, *ranking.results], TunerSettings(budget=5))
     assert study.candidates == ranking.results

@@ -8,6 +8,7 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 from amp_ray.tuner.unexpected import Surprise, surprise_of
+from support.checked import required
 from support.replaying import crashed, measured, out_of_memory, ran
 
 
@@ -42,8 +43,7 @@ def test_an_unsteady_trial_surprises_nobody(small: Experiment, ranking: Ranking)
 def test_a_time_outside_the_band_is_told_with_the_band(
     small: Experiment, ranking: Ranking, time_s: float, word: str
 ) -> None:
-    surprise = surprise_in(after(small, ranking, measured(time_s)))
-    assert surprise is not None
+    surprise = required(surprise_in(after(small, ranking, measured(time_s))))
     assert surprise.trial.number == 0
     assert surprise.measured_s == time_s
     assert (surprise.low_s, surprise.high_s) == pytest.approx((0.822, 1.2165), rel=1e-3)
@@ -54,8 +54,7 @@ def test_a_time_outside_the_band_is_told_with_the_band(
 
 
 def test_running_out_of_memory_unexpectedly_is_told(small: Experiment, ranking: Ranking) -> None:
-    surprise = surprise_in(after(small, ranking, out_of_memory(), chance=0.01))
-    assert surprise is not None
+    surprise = required(surprise_in(after(small, ranking, out_of_memory(), chance=0.01)))
     assert surprise.measured_s is None
     assert "trial 0 ran out of memory, with a chance of 1 % to fail" in surprise.text
 

@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import AnyCandidate
 from support.experiments import small_experiment
+from support.programs import python
 
 EXPERIMENT = small_experiment()
 PLANNER = AmpRayPlanner(experiment=EXPERIMENT)
@@ -295,9 +295,7 @@ def test_planning_does_not_import_ray(repository: Path) -> None:
         "print(json.dumps(sorted(sys.modules)))\n"
     )
     experiment = repository / "experiments" / "homogeneous.yaml"
-    argv = [sys.executable, "-c", program, "plan", str(experiment)]
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)
-    loaded = json.loads(done.stdout.splitlines()[-1])
+    loaded = json.loads(python("-c", program, "plan", experiment).stdout.splitlines()[-1])
     assert "amp_ray.runtime.ray.searching" in loaded
     assert [name for name in loaded if name.partition(".")[0] == "ray"] == []
 

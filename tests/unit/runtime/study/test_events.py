@@ -11,7 +11,7 @@ from amp_ray.runtime.study.events import Rebuilt, rebuild
 from amp_ray.runtime.study.pool import Task
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
-from amp_ray.trials.outcome import Measured, Outcome, Unreachable
+from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.tuner.state import Trial
 from support.driving import small_study
 from support.replaying import crashed, measured, out_of_memory
@@ -134,18 +134,6 @@ def test_a_study_of_an_older_version_tells_no_program() -> None:
     assert found.check_program(AFTER, file="j") is None
 
 
-def test_nothing_happened() -> None:
-    assert replay() == Rebuilt(state=STATE, open=(), leftovers=(), seconds=0.0)
-
-
-def test_trials_come_back_as_they_were() -> None:
-    found = replay(
-        started(0), ended(0, measured(1.5)), started(1), ended(1, out_of_memory())
-    ).state.trials
-    assert [trial_record.trial for trial_record in found] == [trial(0), trial(1)]
-    assert [trial_record.outcome for trial_record in found] == [measured(1.5), out_of_memory()]
-
-
 def test_a_trial_without_an_end_is_open_and_may_have_left_something() -> None:
     found = replay(started(0), started(1), ended(0, measured(1.0)))
     (entry,) = found.open
@@ -196,13 +184,6 @@ def test_events_of_no_consequence_are_passed_over() -> None:
 def test_a_second_end_changes_nothing() -> None:
     found = replay(started(0), ended(0, measured(1.0)), ended(0, out_of_memory()))
     assert found.state.trials[0].outcome == measured(1.0)
-
-
-def test_an_outcome_survives_bit_for_bit() -> None:
-    outcome = replace(measured(0.1 + 0.2), step_time_s=(1 / 3, 2 / 3), peak_memory_bytes=(7, 9))
-    found = replay(started(0), ended(0, outcome)).state.trials[0].outcome
-    assert isinstance(found, Measured)
-    assert found == outcome
 
 
 OTHER = Strategy.uniform(

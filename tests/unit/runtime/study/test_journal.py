@@ -1,8 +1,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from amp_ray.runtime.study.journal import (
     parse,
     sync_folder,
 )
+from support.programs import python
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "study", "experiment": "größe"},
@@ -40,15 +39,6 @@ def test_a_record_is_one_line_of_json() -> None:
     assert (record["n"], record["body"]) == (2, EVENTS[2])
     assert LINES[2].count(b"\n") == 1
     assert LINES[2].endswith(b"\n")
-
-
-def test_bodies_are_read_as_they_were_written() -> None:
-    contents = parse(LINES, file="j")
-    assert list(contents.bodies) == EVENTS
-    assert list(contents.bodies[1:]) == EVENTS[1:]
-    assert contents.bodies[-1] == EVENTS[-1]
-    assert (contents.num_bytes, contents.dropped) == (sum(map(len, LINES)), None)
-    assert not parse([], file="j").bodies
 
 
 def test_keys_that_json_turns_into_text_do_not_spoil_a_record() -> None:
@@ -170,15 +160,6 @@ def filled(path: Path) -> bytes:
         journal.append(event)
     journal.close()
     return path.read_bytes()
-
-
-def test_what_was_appended_is_read(path: Path) -> None:
-    filled(path)
-    assert list(read_journal(path).bodies) == EVENTS
-    journal = Journal.open(path)
-    assert list(journal.records) == EVENTS
-    assert journal.dropped is None
-    journal.close()
 
 
 def test_a_journal_cut_at_any_byte_loads_and_goes_on(path: Path) -> None:
@@ -373,14 +354,7 @@ print(told, number)
 
 
 def test_interruptions_at_any_instant_leave_a_whole_journal(path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", STORM, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-    )
-    told, last = map(int, ended.stdout.split())
+    told, last = map(int, python("-c", STORM, path).stdout.split())
     contents = read_journal(path)
     numbers = [body["number"] for body in contents.bodies]
     assert numbers == sorted(set(numbers))

@@ -46,10 +46,6 @@ STRATEGY_KEYS = {
     *("tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
     "placement",
 }
-ROW_KEYS = {
-    *("position", "strategy", "iteration_time_s", "breakdown_s", "peak_memory_bytes"),
-    *("memory_limit_bytes", "feasible", "reason", "launchable"),
-}
 
 
 def ended(*outcomes: Outcome, **settings: Any) -> StudyResult:  # noqa: ANN401 - TunerSettings'
@@ -148,44 +144,11 @@ def test_a_trial_without_an_end_has_all_keys_too() -> None:
     assert (found["outcome"], found["measured_s"], found["wall_s"]) == (None, None, None)
 
 
-def test_a_study_has_the_keys_of_the_contract() -> None:
-    found = study_json(ended(measured(0.06), measured(0.055), out_of_memory()), "a/study")
-    assert (found["schema"], found["study"], found["experiment"]) == (1, "a/study", "small")
-    assert [trial["number"] for trial in found["trials"]] == [0, 1, 2]
-    assert found["best"] == found["trials"][1]
-    assert found["calibration"]["constants"]
-    assert len(found["ranking"]) == 16
-    assert all(row.keys() >= ROW_KEYS for row in found["ranking"])
-    assert [row["position"] for row in found["ranking"]] == [*range(1, 17)]
-    assert (found["ending"], found["ending_text"]) == ("budget", "the budget of trials is spent")
-
-
 def test_the_ranking_is_that_of_the_calibrated_model() -> None:
     first = small_study().candidates[0].iteration_time_s
     slower = [measured(1.2 * each.iteration_time_s) for each in small_study().candidates[:4]]
     rows = study_json(ended(*slower), "s")["ranking"]
     assert rows[0]["iteration_time_s"] > 1.1 * first
-
-
-def test_the_certificate_and_the_recommendation_are_told() -> None:
-    found = study_json(ended(measured(0.04), measured(0.041)), "s")
-    assert found["certificate"].keys() == {
-        *("holds", "settled", "bound_s", "best_s", "gain_fraction", "chance"),
-        *("chance_without_surprises", "surprise_fraction", "surprise_sigma"),
-        *("num_untested", "text"),
-    }
-    assert found["certificate"]["best_s"] == 0.04
-    recommended = found["recommendation"]
-    assert recommended["strategy"] == found["best"]["strategy"]
-    assert (recommended["measured_s"], recommended["trial"]) == (0.04, 0)
-    assert recommended["ties"][0].keys() == {"strategy", "time_s", "measured"}
-
-
-def test_without_a_measurement_there_is_nothing_to_certify() -> None:
-    found = study_json(ended(crashed()), "s")
-    assert (found["best"], found["certificate"], found["calibration"]) == (None, None, None)
-    assert found["recommendation"]["measured_s"] is None
-    assert found["recommendation"]["trial"] is None
 
 
 def test_everything_is_json_without_special_numbers() -> None:

@@ -14,16 +14,14 @@ from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment, OwnProgram
 from amp_ray.runtime.hosts.host import host_groups
 from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured
+from support.checked import grid_of
 from support.driving import task_of
 from support.experiments import small_experiment
 from support.scripted_host import SETTINGS, Message, ScriptedHost, file_messages, well_behaved
 
-CANDIDATE = Candidate(
-    micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
-)
+CANDIDATE = grid_of(tp=2, micro_batch_size=2, pp=2, num_micro_batches=4)
 STRATEGY = Strategy.uniform(CANDIDATE, (0, 4, 9))
 GROUPS = (("a", "b"), ("c", "d"))
 

@@ -1,6 +1,4 @@
-import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -28,12 +26,6 @@ from support.driving import NotingView, ScriptedPool
 from support.experiments import small_experiment
 from support.recorded import table_text, write_experiment
 from support.replaying import measured
-
-FILES = {
-    *("calibration.json", "experiment.yaml", "history.csv", "history.jsonl", "journal.jsonl"),
-    *("lock", "measured.csv", "result.json", "trials"),
-}
-
 
 Make = Callable[..., Tuning]
 
@@ -112,13 +104,6 @@ def test_trials_run_where_it_was_asked_for() -> None:
     assert (experiment.trials.backend, tuning.experiment.trials.backend) == ("ssh", "local")
 
 
-@pytest.mark.parametrize("backend", ["ssh", "local"])
-def test_more_side_by_side_than_there_are_groups_is_refused_with_the_key(backend: Any) -> None:  # noqa: ANN401
-    options = TuneOptions(backend=backend, budget=1, concurrency=2)
-    with pytest.raises(InputError, match=r"--concurrency 2: the hosts make 1 group that can run a"):
-        prepare(small_experiment(), options, no_progress)
-
-
 def groups(num_groups: int) -> Experiment:
     """Return the small experiment on so many pairs of hosts."""
     experiment = small_experiment()
@@ -176,25 +161,6 @@ def test_a_table_answers_as_many_at_once_as_asked_for(replayed: Make) -> None:
 
 
 # ------------------------------------------------------------------------- a study from end to end
-
-
-def test_a_study_leaves_everything_in_its_folder(replayed: Make, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    result, lines = run(replayed(), folder)
-    assert (result.ending, len(result.state.trials)) == ("budget", 3)
-    assert {path.name for path in folder.iterdir()} == FILES
-    assert lines == [
-        word.format(number)
-        for number in range(3)
-        for word in ("started {} on 0", "ended {}: Measured")
-    ]
-    assert (folder / "experiment.yaml").read_text() == (tmp_path / "small.yaml").read_text()
-    record = json.loads((folder / "result.json").read_text())
-    assert [trial["number"] for trial in record["trials"]] == [0, 1, 2]
-    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    assert history == record["trials"]
-    rows = list(csv.DictReader((folder / "history.csv").read_text().splitlines()))
-    assert [row["outcome"] for row in rows] == ["measured"] * 3
 
 
 def test_what_a_study_measured_can_be_replayed(replayed: Make, tmp_path: Path) -> None:
@@ -334,23 +300,6 @@ def test_what_was_reached_is_written_whatever_ends_the_study(
     assert (record["ending"], len(record["trials"])) == (ending, 1)
     assert record["best"]["number"] == 0
     assert events(folder)[-1]["ending"] == ending
-
-
-def test_a_full_disk_ends_the_study_with_one_message(
-    replayed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, real = tmp_path / "study", os.write
-
-    def full(descriptor: int, data: bytes) -> int:
-        if b'"ended"' in bytes(data):
-            raise OSError(28, "No space left on device")
-        return real(descriptor, data)
-
-    monkeypatch.setattr("amp_ray.runtime.study.journal.os.write", full)
-    with pytest.raises(AmpRayError, match=r"journal\.jsonl: cannot be written: .*[Mm]ake room"):
-        run(replayed(), folder)
-    monkeypatch.undo()
-    assert kinds(folder) == ["study", "started"]
 
 
 def test_results_are_written_again_from_the_journal(replayed: Make, tmp_path: Path) -> None:

@@ -1,33 +1,10 @@
 import math
 
-from amp_ray.cost.estimate import Estimate
 from amp_ray.search.effort import EFFORT
 from amp_ray.search.placement.best_placements import StepEndSearch, plan_placements, solve_placement
 from amp_ray.search.placement.local_search import key_of, objective_s
 from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
-
-SLOW, QUICK = {0, 1}, {2, 3, 4, 5}
-
-
-def layers_on(estimate: Estimate, devices: set[int]) -> list[int]:
-    """Count the layers of the stages that begin on some devices."""
-    strategy = estimate.strategy
-    stage_size = len(strategy.placement) // strategy.pp
-    first_devices = strategy.placement[::stage_size]
-    return [
-        strategy.bounds[stage + 1] - strategy.bounds[stage]
-        for stage, device in enumerate(first_devices)
-        if device in devices
-    ]
-
-
-def test_slow_devices_carry_fewer_layers() -> None:
-    placed = plan_placements(mixed_cost_model(), mixed_candidate())[0]
-    slow, quick = layers_on(placed, SLOW), layers_on(placed, QUICK)
-    assert len(slow) == 2
-    assert max(slow) <= min(quick)
-    assert sum(slow) / 2 < sum(quick) / 4
 
 
 def test_devices_of_a_node_stand_side_by_side_in_the_pipeline() -> None:
@@ -47,15 +24,6 @@ def test_what_fits_nowhere_is_estimated_all_the_same() -> None:
     assert not placed.feasible
     assert placed.iteration_time_s > 0
     assert max(placed.peak_memory_bytes) > placed.memory_limit_bytes[0]
-
-
-def test_small_memory_is_respected_on_the_device_that_has_it() -> None:
-    cost_model, candidate = mixed_cost_model(slow_tflops=20, slow_gib=2.62), mixed_candidate()
-    roomy = plan_placements(mixed_cost_model(slow_tflops=20), candidate)[0]
-    assert not cost_model.estimate(roomy.strategy).feasible
-    placed = plan_placements(cost_model, candidate)[0]
-    assert placed.feasible
-    assert min(placed.memory_limit_bytes) < max(placed.memory_limit_bytes)
 
 
 def test_groups_that_no_node_holds_are_planned_in_simple_orders() -> None:

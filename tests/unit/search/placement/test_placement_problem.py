@@ -13,8 +13,9 @@ from amp_ray.search.placement.node_moves import NodeClass, Parts, Scope, class_m
 from amp_ray.search.placement.placement_prices import matchings
 from amp_ray.search.placement.placement_problem import NARROWER, build_problem, build_within
 from amp_ray.search.space import uniform_candidates
-from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
+from support.checked import grid_of, required
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 from support.placement_oracle import random_experiment
 
@@ -25,8 +26,7 @@ LINK = (
 
 
 def test_small_clusters_are_built_whole() -> None:
-    built = build_problem(mixed_cost_model(), mixed_candidate(dp=2))
-    assert built is not None
+    built = required(build_problem(mixed_cost_model(), mixed_candidate(dp=2)))
     assert built.scope.is_whole
 
 
@@ -36,19 +36,16 @@ def test_groups_that_no_node_holds_are_not_built() -> None:
 
 def test_ends_count_where_a_weight_is_tied() -> None:
     for tied in (False, True):
-        built = build_problem(mixed_cost_model(tied=tied), mixed_candidate())
-        assert built is not None
+        built = required(build_problem(mixed_cost_model(tied=tied), mixed_candidate()))
         assert built.scope.ends == tied
 
 
 def test_too_many_options_narrow_the_scope() -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
-    whole = build_problem(cost_model, candidate)
-    assert whole is not None
+    whole = required(build_problem(cost_model, candidate))
     num_options = len(whole.problem.graph.source)
     fewer = SearchEffort(max_options=num_options - 1)
-    narrower = build_problem(cost_model, candidate, fewer)
-    assert narrower is not None
+    narrower = required(build_problem(cost_model, candidate, fewer))
     assert not narrower.scope.is_whole
     assert len(narrower.problem.graph.source) < num_options
 
@@ -65,9 +62,7 @@ def test_graphs_without_prices_exclude_only_scopes_that_are_too_large(
         rng = np.random.default_rng(seed)
         cost_model = CostModel(experiment=random_experiment(rng, 8))
         dp = int(rng.choice([1, 2, 4]))
-        candidate = Candidate(
-            micro_batch_size=1, options=StageOptions(tp=1, dp=dp), pp=8 // dp, num_micro_batches=4
-        )
+        candidate = grid_of(dp=dp, pp=8 // dp, num_micro_batches=4)
         for most in (10, 40, 200):
             built = []
             for parts, pure in NARROWER:
@@ -96,8 +91,7 @@ def test_single_links_are_given_up_before_parts_of_nodes() -> None:
     assert exact is not None
     num_options = len(without.graph.source)
     assert num_options < len(exact.graph.source)
-    built = build_problem(cost_model, candidate, SearchEffort(max_options=num_options))
-    assert built is not None
+    built = required(build_problem(cost_model, candidate, SearchEffort(max_options=num_options)))
     assert (built.scope.pairs, built.scope.parts) == (False, "any")
 
 
@@ -105,11 +99,8 @@ def test_the_last_scope_takes_nodes_in_a_row() -> None:
     cost_model = mixed_cost_model(
         ("count: 1, slots: 2", "count: 12, slots: 8"), ("count: 2, slots: 2", "count: 12, slots: 8")
     )
-    candidate = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=24), pp=8, num_micro_batches=1
-    )
-    built = build_problem(cost_model, candidate)
-    assert built is not None
+    candidate = grid_of(dp=24, pp=8)
+    built = required(build_problem(cost_model, candidate))
     assert built.scope.parts == "row"
 
 
@@ -234,8 +225,7 @@ def test_a_class_with_too_many_steps_is_given_up() -> None:
 @pytest.mark.parametrize("dp", [1, 2, 3, 4])
 def test_a_class_is_given_up_only_beyond_the_limit(dp: int, *, ends: bool) -> None:
     pair, scope = NodeClass(nodes=(0, 1), num_units=3), Scope(ends=ends, max_options=1)
-    whole = class_moves(pair, dp, scope, 100_000)
-    assert whole is not None
+    whole = required(class_moves(pair, dp, scope, 100_000))
     assert class_moves(pair, dp, scope, len(whole.steps)) is not None
     assert class_moves(pair, dp, scope, len(whole.steps) - 1) is None
 

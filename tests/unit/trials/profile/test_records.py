@@ -15,6 +15,7 @@ from amp_ray.trials.profile.records import (
     parse_records,
     record_of_event,
 )
+from support.checked import required
 from support.experiments import small_experiment
 
 MODEL = small_experiment().model
@@ -39,9 +40,7 @@ def event(kind: str, **values: object) -> dict[str, object]:
 
 
 def recorded(kind: str, **values: object) -> Record:
-    record = record_of_event(event(kind, **values), place=PLACE, date="2026-11-21")
-    assert record is not None
-    return record
+    return required(record_of_event(event(kind, **values), place=PLACE, date="2026-11-21"))
 
 
 def layer(tp: int, size: int, layer: int, **changes: float) -> Record:
@@ -142,8 +141,7 @@ def test_a_figure_that_nothing_can_have_is_refused(kind: str, changes: dict[str,
 def test_a_rank_cannot_speak_of_other_devices() -> None:
     values = {"tp": 1, "micro_batch_size": 2, "layer": 0, **TIMES}
     said = event("layer", **values, record="step", devices="V100-16")
-    record = record_of_event(said, place=PLACE, date="")
-    assert record is not None
+    record = required(record_of_event(said, place=PLACE, date=""))
     assert (record["record"], record["devices"]) == ("layer", "T4")
 
 

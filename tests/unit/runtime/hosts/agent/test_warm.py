@@ -1,5 +1,4 @@
-import subprocess
-import sys
+from support.programs import python
 
 CLOSE = """
 import os
@@ -17,7 +16,4 @@ for end in ends:
 
 
 def test_a_rank_keeps_no_descriptor_but_its_pipe() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", CLOSE], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.split() == ["closed", "open", "closed", "closed"]
+    assert python("-c", CLOSE).stdout.split() == ["closed", "open", "closed", "closed"]
