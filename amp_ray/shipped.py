@@ -36,15 +36,10 @@ def with_inherited(
     return {name: fields_of(name) for name in records}
 
 
-def _words(text: object) -> object:
-    words = text.split() if isinstance(text, str) else []
-    if len({*words}) < len(words):
-        repeated = next(word for word in words if words.count(word) > 1)
-        raise ValueError(f"{repeated} stands there twice")
-    return words or text
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
+Words = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda text: text.split() if isinstance(text, str) else text),
+]
 """Words of a text, divided by white space."""
 
 

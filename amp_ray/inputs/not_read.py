@@ -37,11 +37,6 @@ class NotRead:
         return printable(f"not read: {text} ({self.file}: {self.why})").replace("\n", "\\n")
 
 
-def patterns(text: str) -> tuple[str, ...]:
-    """Return the patterns of a table, which are divided by white space."""
-    return tuple(text.split())
-
-
 def switched_on(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
     """Yield the dotted keys of a configuration, without those that are off and their sections.
 
