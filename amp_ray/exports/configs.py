@@ -12,6 +12,7 @@ from amp_ray.exports.chosen import Chosen, Export, Program, check_even, check_fa
 from amp_ray.exports.megatron import bounds_of
 from amp_ray.exports.scripts import PORT, check_host_by_host, comment, host_notes, places_of
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.not_read import count_of, section_of
 from amp_ray.runtimes.cut_rules import weighed_bounds
 from amp_ray.shipped import Table, Words
 from amp_ray.strategies.recompute import parse_recompute
@@ -318,12 +319,12 @@ def read_configuration(
         ValueError: If a value is none of its kind, or contradicts the experiment.
     """
     if "distributed_type" not in config:
-        engine = _part(config, "parallelism").get("pp_engine", "1f1b")
+        engine = section_of(config, "parallelism").get("pp_engine", "1f1b")
         assumed = ("parallelism.pp_engine",) if engine == "1f1b" else ()
         return _read_nanotron(config, experiment), (*_Table.shipped().nanotron, *assumed)
     record = {"tp": 1, "pp": 1, "recompute": "none", **_read_plugin(config)}
     record["bounds"] = _even_bounds(experiment, record["pp"])
-    processes = _number(config, "num_processes", experiment.cluster.num_devices)
+    processes = count_of(config, "num_processes", experiment.cluster.num_devices)
     num_devices = experiment.cluster.num_devices
     if processes != num_devices:
         raise ValueError(f"num_processes {processes}; the experiment has {num_devices} devices")
@@ -351,27 +352,27 @@ def _read_plugin(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return tp, pp and what the plugin of a configuration of Accelerate sets."""
     kind = config["distributed_type"]
     if kind == "MEGATRON_LM":
-        plugin = _part(config, "megatron_lm_config")
-        record = {ours: _number(plugin, f"megatron_lm_{ours}_degree", 1) for ours in ("tp", "pp")}
+        plugin = section_of(config, "megatron_lm_config")
+        record = {ours: count_of(plugin, f"megatron_lm_{ours}_degree", 1) for ours in ("tp", "pp")}
         return {
             **record,
-            "steps": _number(plugin, "megatron_lm_num_micro_batches", 1),
+            "steps": count_of(plugin, "megatron_lm_num_micro_batches", 1),
             "recompute": "selective" if plugin.get("megatron_lm_recompute_activations") else "none",
             "zero_stage": int(bool(plugin.get("megatron_lm_use_distributed_optimizer"))),
             **({"sequence_parallel": True} if _divides(plugin, record["tp"]) else {}),
         }
     if kind == "DEEPSPEED":
-        plugin = _part(config, "deepspeed_config")
-        steps = {"steps": _number(plugin, "gradient_accumulation_steps", 0, low=0)}
-        return {**steps, "zero_stage": _number(plugin, "zero_stage", 0, low=0)}
+        plugin = section_of(config, "deepspeed_config")
+        steps = {"steps": count_of(plugin, "gradient_accumulation_steps", 0, low=0)}
+        return {**steps, "zero_stage": count_of(plugin, "zero_stage", 0, low=0)}
     if kind in {"MULTI_GPU", "NO"}:
         return {"zero_stage": 0}
     if kind != "FSDP":
         message = f"distributed_type: found {shown(kind)}; expected FSDP, DEEPSPEED, MEGATRON_LM"
         raise ValueError(f"{message}, MULTI_GPU or NO")
-    plugin, sizes = _part(config, "fsdp_config"), _part(config, "parallelism_config")
+    plugin, sizes = section_of(config, "fsdp_config"), section_of(config, "parallelism_config")
     degrees = {
-        name: _number(sizes, f"parallelism_config_{name}_size", 1)
+        name: count_of(sizes, f"parallelism_config_{name}_size", 1)
         for name in ("tp", "cp", "dp_replicate")
     }
     reshards = plugin.get("fsdp_reshard_after_forward", True)
@@ -396,10 +397,10 @@ def _divides(plugin: Mapping[str, Any], tp: int) -> bool:
 
 
 def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    parallelism, tokens = _part(config, "parallelism"), _part(config, "tokens")
-    optimizer, model = _part(config, "optimizer"), _part(config, "model")
+    parallelism, tokens = section_of(config, "parallelism"), section_of(config, "tokens")
+    optimizer, model = section_of(config, "optimizer"), section_of(config, "model")
     shape = experiment.model.shape
-    sizes = {**_part(model, "model_config"), "sequence_length": tokens.get("sequence_length")}
+    sizes = {**section_of(model, "model_config"), "sequence_length": tokens.get("sequence_length")}
     for theirs, ours in (
         *_Table.shipped().nanotron_sizes.items(),
         ("sequence_length", "sequence_length"),
@@ -408,13 +409,13 @@ def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[st
         if value is not None and value != expected:
             message = f"{theirs} {shown(value)}: the experiment's model has {ours} {expected}"
             raise ValueError(f"{message}; compare it with an experiment of its own model")
-    record: dict[str, Any] = {name: _number(parallelism, name, 1) for name in ("tp", "pp", "dp")}
-    record["ep"] = _number(parallelism, "expert_parallel_size", 1)
-    record["cp"] = _number(parallelism, "context_parallel_size", 1)
-    steps = _number(tokens, "batch_accumulation_per_replica", 1)
-    record["micro_batch_size"] = _number(tokens, "micro_batch_size", 1)
+    record: dict[str, Any] = {name: count_of(parallelism, name, 1) for name in ("tp", "pp", "dp")}
+    record["ep"] = count_of(parallelism, "expert_parallel_size", 1)
+    record["cp"] = count_of(parallelism, "context_parallel_size", 1)
+    steps = count_of(tokens, "batch_accumulation_per_replica", 1)
+    record["micro_batch_size"] = count_of(tokens, "micro_batch_size", 1)
     record["global_batch_size"] = record["dp"] * record["micro_batch_size"] * steps
-    record["zero_stage"] = _number(optimizer, "zero_stage", 0, low=0)
+    record["zero_stage"] = count_of(optimizer, "zero_stage", 0, low=0)
     if parallelism.get("tp_mode") == "REDUCE_SCATTER" and record["tp"] > 1:
         record["sequence_parallel"] = True
     record["recompute"] = "full" if parallelism.get("recompute_layer") is True else "none"
@@ -430,18 +431,3 @@ def _even_bounds(experiment: Experiment, pp: int) -> list[int] | None:
     """Return the cuts of even stages; None if they do not divide the blocks, so that it is told."""
     size, rest = divmod(len(experiment.model.indices("block")), pp)
     return None if rest else bounds_of(experiment.model, [size] * pp)
-
-
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name) or {}
-    if not isinstance(section, Mapping):
-        message = f"{name}: found {shown(section)}; expected keys with values"
-        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
-    return section
-
-
-def _number(config: Mapping[str, Any], key: str, default: int, *, low: int = 1) -> int:
-    value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
-        raise ValueError(f"{key}: found {shown(value)}; expected a count")
-    return value

@@ -28,7 +28,7 @@ from amp_ray.exports.scripts import (
     without_secret_variables,
 )
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import NotRead, not_read, switched_on
+from amp_ray.inputs.not_read import NotRead, count_of, not_read, switched_on
 from amp_ray.runtimes.traits import OPTIMIZERS
 from amp_ray.shipped import Table, Words
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
@@ -230,13 +230,9 @@ def without_comments(text: str) -> str:
 
 def _count(config: object, key: str) -> int | None:
     """Return a count; None if it is missing or ``auto``."""
-    value = config.get(key) if isinstance(config, Mapping) else None
-    if value is None or value == "auto":
+    if not isinstance(config, Mapping) or config.get(key) in (None, "auto"):
         return None
-    low = 1 if key in _BATCH_SIZES else 0
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
-        raise ValueError(f"{key}: found {shown(value)}; expected a count")
-    return value
+    return count_of(config, key, 0, low=int(key in _BATCH_SIZES))
 
 
 def synthetic_program(chosen: Chosen) -> Program:

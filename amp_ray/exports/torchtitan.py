@@ -16,7 +16,7 @@ from amp_ray.exports.assumed import assumptions
 from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import comment, host_notes, python_comment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import NotRead, not_read, switched_on
+from amp_ray.inputs.not_read import NotRead, count_of, not_read, section_of, switched_on
 from amp_ray.models.model import Layer, Model
 from amp_ray.shipped import Table, Words
 from amp_ray.strategies.recompute import parse_recompute
@@ -40,7 +40,6 @@ _INTERLEAVED: Final = "Interleaved1F1B"
 _DEFAULT_CHUNKS: Final = 2  # stages of a rank in its interleaved schedule
 _EIGHT_BIT: Final = re.compile(r"float8|\bmx|mxfp8")
 _FSDP: Final = 3  # ZeRO stage of FSDP
-_MOST: Final = 10**9  # largest count; larger ones are mistakes
 
 _PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -242,12 +241,12 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     Raises:
         ValueError: If torchtitan does not have a value, or a key of the STRATEGY does not follow.
     """
-    training = _section(settings, "training")
-    old = {**training, **_section(settings, "experimental")}  # until 2025
-    parallelism = {**old, **_section(settings, "parallelism")}
+    training = section_of(settings, "training")
+    old = {**training, **section_of(settings, "experimental")}  # until 2025
+    parallelism = {**old, **section_of(settings, "parallelism")}
     _check_job(settings, experiment)
     record: dict[str, Any] = {
-        ours: _count(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
+        ours: count_of(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
     }
     if record["ep"] > 1 and record["tp"] > 1:  # it divides experts by tp only without ep
         record["etp"] = 1
@@ -258,13 +257,13 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
         record["reshard_after_forward"] = reshard == "always" or (
             reshard == "default" and record["pp"] == 1
         )
-        record["shard_groups"] = _count(parallelism, "data_parallel_replicate_degree", 1)
+        record["shard_groups"] = count_of(parallelism, "data_parallel_replicate_degree", 1)
     if "global_batch_size" in training:
-        record["global_batch_size"] = _count(training, "global_batch_size", 1)
+        record["global_batch_size"] = count_of(training, "global_batch_size", 1)
     size = "batch_size" if "batch_size" in training else "local_batch_size"
-    record["micro_batch_size"] = _count(training, size, 8)
+    record["micro_batch_size"] = count_of(training, size, 8)
     if record["pp"] > 1:
-        record["micro_batch_size"] = _count(parallelism, "pipeline_parallel_microbatch_size", 1)
+        record["micro_batch_size"] = count_of(parallelism, "pipeline_parallel_microbatch_size", 1)
     if record["tp"] > 1 and parallelism.get("enable_sequence_parallel", True):
         record["sequence_parallel"] = True
     record |= _recompute(settings, len(experiment.model.indices("block")) // record["pp"])
@@ -286,14 +285,14 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
     Raises:
         ValueError: If one of them differs.
     """
-    shape, training = experiment.model.shape, _section(settings, "training")
-    length = _count(training, "seq_len", shape.sequence_length or 1)
+    shape, training = experiment.model.shape, section_of(settings, "training")
+    length = count_of(training, "seq_len", shape.sequence_length or 1)
     if length != (shape.sequence_length or length):
         raise ValueError(
             f"seq_len {length}: the experiment's model has sequence_length "
             f"{shape.sequence_length}; add --set model.sequence_length={length}"
         )
-    model = _section(settings, "model")
+    model = section_of(settings, "model")
     name, flavor = str(model.get("name")).lower(), str(model.get("flavor")).lower()
     for (layers, width, *_), kind, _, size in _Table.shipped().models:
         actual = shape.num_layers, shape.hidden_size
@@ -303,7 +302,7 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
                 f"experiment's model has {shape.num_layers} of {shape.hidden_size}: compare it "
                 "with an experiment of its own model"
             )
-    float8 = _section(settings, "float8")
+    float8 = section_of(settings, "float8")
     is_8_bit = float8.get("enable_float8_linear") or float8.get("enable_fp8_linear")
     if (is_8_bit or _EIGHT_BIT.search(str(model.get("converters")))) and (
         experiment.precision != "fp8"
@@ -331,7 +330,7 @@ def key_is_without_effect(key: str) -> bool:
 
 def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, ...]:
     """Return what to say about keys that are not read; those that are off are not mentioned."""
-    parallelism, table = _section(settings, "parallelism"), _Table.shipped()
+    parallelism, table = section_of(settings, "parallelism"), _Table.shipped()
     assumed = [
         f"parallelism.{key}"
         for key, values in table.as_assumed.items()
@@ -339,7 +338,7 @@ def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, 
     ]
     read = (*table.without_effect, *table.read, *assumed)
     notes = not_read(switched_on(settings), file, known=read)
-    recompute = _section(settings, "activation_checkpoint")
+    recompute = section_of(settings, "activation_checkpoint")
     if recompute.get("mode") == "selective" and not _every(recompute):
         why = (
             "planned as recompute of the attention core; torchtitan keeps other operators' results"
@@ -361,7 +360,7 @@ def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> li
     some (``generate_llm_fqn_per_model_part``, torchtitan/distributed/pipeline_parallel.py).
     """
     keys = [f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
-    first, last = (_count(parallelism, key, 1, low=0) for key in keys)
+    first, last = (count_of(parallelism, key, 1, low=0) for key in keys)
     blocks = model.indices("block")
     share, rest = divmod(len(blocks) + first + last, pp)
     if share <= max(first, last) and pp > 1:
@@ -373,7 +372,7 @@ def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> li
 
 def _recompute(settings: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
     """Return the key ``recompute`` of stages with a number of blocks, if the settings have it."""
-    checkpoint = _section(settings, "activation_checkpoint")
+    checkpoint = section_of(settings, "activation_checkpoint")
     key, value = "mode", checkpoint.get("mode")
     if value is None:
         key, value = "recompute", settings.get("recompute")
@@ -388,15 +387,6 @@ def _recompute(settings: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
         layers = num_blocks // every
         return {"recompute": {"kind": "full", "layers": layers} if layers else "none"}
     return {"recompute": recompute.to_json()}
-
-
-def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the keys of a section; empty if the section is missing."""
-    section = settings.get(name, {})
-    if not isinstance(section, Mapping):
-        message = f"{name}: found {shown(section)}; expected keys with values"
-        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
-    return section
 
 
 def _bounds(parts: object, model: Model) -> list[int]:
@@ -419,11 +409,3 @@ def _bounds(parts: object, model: Model) -> list[int]:
             f"are {', '.join(names[:3])}, ..., {names[-1]}"
         )
     return [0, *(numbers[part[0]] for part in parts[1:]), model.num_layers]
-
-
-def _count(values: Mapping[str, Any], key: str, default: int, *, low: int = 1) -> int:
-    value = values.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _MOST:
-        message = f"{key}: found {shown(value)}; expected a count: write the number into the file"
-        raise ValueError(message)
-    return value
