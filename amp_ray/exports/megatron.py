@@ -6,7 +6,7 @@ takes them behind the name of a recipe.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Any, Final
 
@@ -458,43 +458,20 @@ def parse_layout(text: str) -> list[int]:
         [3, 2, 2, 1]
     """
     unrolled = text.replace(",", "")
-    try:
-        for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
-            unrolled = replaced(pattern, lambda match: (match[1], int(match[2])), unrolled)
-    except TooLongError as error:
-        message = f"--pipeline-model-parallel-layout: found {shown(text)}, which is {error}"
-        raise ValueError(message) from None
+    for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
+        written_out = [len(part[1]) * int(part[2]) for part in re.finditer(pattern, unrolled)]
+        if len(unrolled) + sum(written_out) > MOST_CHARACTERS:
+            raise ValueError(
+                f"--pipeline-model-parallel-layout: found {shown(text)}, which is more than "
+                f"{MOST_CHARACTERS} characters when it is written out"
+            )
+        unrolled = re.sub(pattern, lambda part: part[1] * int(part[2]), unrolled)
     if not re.fullmatch(r"E[t|]*[m|]*L", unrolled):
         raise ValueError(
             f"--pipeline-model-parallel-layout: found {shown(text)}; expected E, t, m, L with "
             "| between stages, such as 'Et*3|t*4L'"
         )
     return [part.count("t") + part.count("m") for part in unrolled.split("|")]
-
-
-class TooLongError(ValueError):
-    """A short text that expands to a text above the limit."""
-
-
-def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], text: str) -> str:
-    """Return a text with each match replaced by a text, repeated a number of times.
-
-    Raises:
-        TooLongError: If the result would have more than `MOST_CHARACTERS`.
-    """
-    pieces: list[str] = []
-    size = end = 0
-    for match in re.finditer(pattern, text):
-        piece, times = parts(match)
-        size += match.start() - end + len(piece) * times
-        if size > MOST_CHARACTERS:
-            break
-        pieces += (text[end : match.start()], piece * times)
-        end = match.end()
-    if size + len(text) - end > MOST_CHARACTERS:
-        message = f"more than {MOST_CHARACTERS} characters when it is written out"
-        raise TooLongError(message)
-    return "".join((*pieces, text[end:]))
 
 
 def _recompute(flags: Mapping[str, str]) -> str:

@@ -108,7 +108,7 @@ def notes_of(
         if not (flag in fitting or table.is_read(flag) or table.is_without_effect(flag))
     ]
     unread = [*unknown, *_unlike(flags, experiment)]
-    notes = not_read(unread, file, known=(), shown_as=form)
+    notes = not_read(unread, file, shown_as=form)
     hints: dict[str, list[str]] = {}
     for flag, (trait, value) in _decided(flags):
         if getattr(traits, trait) != value:
@@ -116,10 +116,10 @@ def notes_of(
             hints.setdefault(f"traits.{trait}={text}", []).append(flag)
     for hint, names in hints.items():
         why = f"plan it with --set {hint}"
-        notes += not_read(names, file, known=(), shown_as=form, why=why)
+        notes += not_read(names, file, shown_as=form, why=why)
     environment = [flag for flag in table.sizes if re.search(r"[$`]", flags.get(flag, ""))]
     why = "it depends on the shell's environment"
-    return notes + not_read(environment, file, known=(), shown_as=form, why=why)
+    return notes + not_read(environment, file, shown_as=form, why=why)
 
 
 def _decided(flags: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, object]]]:

@@ -213,7 +213,7 @@ def ds_config_notes(
             f"optimizer={name}"
         )
     rare = [] if name in OPTIMIZERS else [f"optimizer.type {kind}"]
-    return notes + not_read(rare, file, known=())
+    return notes + not_read(rare, file)
 
 
 def without_comments(text: str) -> str:

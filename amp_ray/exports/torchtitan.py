@@ -343,7 +343,7 @@ def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, 
         why = (
             "planned as recompute of the attention core; torchtitan keeps other operators' results"
         )
-        notes += not_read(["activation_checkpoint.mode selective"], file, known=(), why=why)
+        notes += not_read(["activation_checkpoint.mode selective"], file, why=why)
     return notes
 
 

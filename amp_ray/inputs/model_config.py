@@ -84,7 +84,7 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], Architecture]:
     if part is not None:
         outer = {key: value for key, value in whole.items() if key != part}
         unread += replace(config, place=Where(file=file)).unread(outer)
-    notes = not_read(unread, file, known=())
+    notes = not_read(unread, file)
     towers = (key for key in whole if _is_tower(key, whole[key]))
     remarks = {
         "name": config.kind,

@@ -75,7 +75,7 @@ def not_read(
     names: Iterable[str],
     file: str,
     *,
-    known: Collection[str],
+    known: Collection[str] = (),
     shown_as: str = "{}",
     why: str = "not modelled",
 ) -> tuple[NotRead, ...]:
