@@ -28,7 +28,6 @@ from amp_ray.cli.options import (
 )
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, NotFeasibleError
-from amp_ray.exports.reading import is_program
 from amp_ray.inputs.experiment import DIMENSIONS, Objective
 from amp_ray.report.views import calibration_view
 from amp_ray.runtime.files import read_text
@@ -144,6 +143,8 @@ def score(
     **options: Any,  # noqa: ANN401 - those of api.score
 ) -> None:
     """Estimate given strategies: what would this take?"""
+    from amp_ray.exports.reading import is_program
+
     experiment = api.load(experiment_path, changes=changes)
     scores = api.score(experiment, strategies_path, **options)
     best, best_record = None, {}

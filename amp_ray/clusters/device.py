@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from amp_ray.shipped import Table, Words
 from amp_ray.units import GIB, GIGA, TERA, Precision, gib_to_bytes
 
 CPU: Final = "cpu"
@@ -14,41 +15,35 @@ _WORDS: Final = ("name", "source")
 """Fields of a data sheet that are not numbers."""
 
 
-_NO_FLASH_ATTENTION: Final = ("T4", "P100-16", "V100-16", "V100-32")
-"""NVIDIA boards below compute capability 8.0, which FlashAttention-2 and cuDNN's fused attention
-need (README of flash-attention, "NVIDIA CUDA Support"; `sdp_utils.cpp` of PyTorch)."""
+_Figure = int | float  # a whole figure stays an integer, which JSON shows
+
+
+class _Catalogue(Table):
+    """The file `devices.yaml`, which describes its fields."""
+
+    file = "clusters/devices.yaml"
+    boards: dict[
+        str, tuple[_Figure, _Figure, int, _Figure, _Figure | None, _Figure | None, float, str]
+    ]
+    amd: Words
+    fp8: Words
+    links: dict[float, Words]
+    switched_links: tuple[float, ...]
+    host_links: dict[float, Words]
+    rack_devices: dict[str, int]
+    attention: dict[str, tuple[_Figure, _Figure]]
+    no_flash_attention: Words
+    ampere_instructions: Words
+    half_the_units: Words
+    measured: Words
+
+
+_TABLE: Final = _Catalogue.shipped()
 
 _PCIE_4_BYTES_PER_S: Final = 31.5 * GIGA
 """Rate of 16 lanes of PCIe 4 in one direction."""
 
-_HALF_THE_UNITS: Final = (*_NO_FLASH_ATTENTION, "A30", "A100-40", "A100-80")
-"""Boards with 64 units of single precision in a multiprocessor."""
-
-_MEASURED: Final = (
-    *("T4", "V100-16", "A100-40", "A100-80", "H100", "H800", "H200", "B200", "B300"),
-    *("GB200", "GB300"),
-)
-"""Boards of the measurements in ``experiments/published``, which `make accuracy` compares."""
-
-
-_ATTENTION: Final = {
-    **dict.fromkeys(("A100-40", "A100-80"), (180, 180)),
-    "L40S": (183, 192),
-    **dict.fromkeys(("H100", "H800", "GH200"), (522, 659)),
-    "H200": (536, 701),
-    "B200": (720, 1175),
-    "B300": (1099, 1676),
-    "GB200": (838, 1423),
-    "GB300": (1199, 1894),
-}
-"""TFLOP/s of fused attention, forward and causal, with heads of up to 64 and of more elements: the
-rate in the limit of long sequences in ``experiments/published/kernels.csv``. A100 was measured with
-128 alone."""
-
 _SMALL_HEAD: Final = 64
-
-_AMPERE_INSTRUCTIONS: Final = ("A100-40", "A100-80", "L40S")
-"""Boards whose own instructions for half precision are those of Ampere (compute capability 8)."""
 
 FLASH_ATTENTION_2_ON_HOPPER: Final = 0.35
 """Share of an H100's peak that FlashAttention-2 reaches with the instructions of Ampere (Shah et
@@ -131,7 +126,7 @@ class Device:
     @property
     def has_flash_attention(self) -> bool:
         """Whether FlashAttention-2 runs on it."""
-        return self.name not in _NO_FLASH_ATTENTION
+        return self.name not in _TABLE.no_flash_attention
 
     def attention_flops(self, head_size: int, *, native: bool) -> float | None:
         """Return the rate of fused attention's forward pass in half precision.
@@ -144,10 +139,10 @@ class Device:
         Returns:
             Floating-point operations per second; None where nothing was measured.
         """
-        rates = _ATTENTION.get(self.name)
+        rates = _TABLE.attention.get(self.name)
         if rates is None:
             return None
-        if native or self.name in _AMPERE_INSTRUCTIONS:
+        if native or self.name in _TABLE.ampere_instructions:
             return TERA * rates[head_size > _SMALL_HEAD]
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
@@ -161,7 +156,9 @@ class Device:
         Returns:
             Floating-point operations per second; 0 if unknown, as on boards without cuBLAS.
         """
-        has_cublas = self.name in CATALOGUE and self.name not in _AMD and not is_cpu(self.name)
+        has_cublas = (
+            self.name in CATALOGUE and self.name not in _TABLE.amd and not is_cpu(self.name)
+        )
         return _UNALIGNED[alignment] * self.num_multiprocessors if has_cublas else 0.0
 
     @property
@@ -174,12 +171,12 @@ class Device:
         """
         if self.fp32_flops is None:
             return None
-        return self.fp32_flops / (1 if self.name in _HALF_THE_UNITS else 2)
+        return self.fp32_flops / (1 if self.name in _TABLE.half_the_units else 2)
 
     @property
     def is_measured(self) -> bool:
         """Whether published measurements of it were compared with our times."""
-        return self.name in _MEASURED
+        return self.name in _TABLE.measured
 
     @property
     def reached_link_bytes_per_s(self) -> float | None:
@@ -202,7 +199,7 @@ class Device:
     @property
     def rack_devices(self) -> int:
         """Devices of a rack that its links join; 0 if they join those of one host."""
-        return _RACK_DEVICES.get(self.name, 0)
+        return _TABLE.rack_devices.get(self.name, 0)
 
     @property
     def memory_gib(self) -> float:
@@ -216,99 +213,15 @@ CPU_CONTEXT_BYTES: Final = 400 * 2**20
 """Memory of a rank on a CPU before its model: 290 MiB for Python, torch and DeepSpeed, and about
 100 MiB for gloo and the first steps (measured with torch 2.13, DeepSpeed 0.19)."""
 
-_Row = tuple[str, float, float, int, float, float | None, float | None, float, str]
-
-_CPU_SOURCE: Final = "One core of a server CPU: AVX2 at about 3 GHz, half used"
-
-_AMD: Final = ("MI300X", "MI325X", "MI350X", "MI355X")
-
 _FP8_RATIO: Final = 2
 """Ratio of dense fp8 to bf16 rates in the data sheets of all boards that support fp8."""
 
-_FP8: Final = (
-    *("L4", "L40S", "H100", "H800", "H200", "GH200", "B200", "B300", "GB200", "GB300", *_AMD),
-    *("RTX4090", "RTX5090"),
-)
-
-# Rates are dense (without structured sparsity) and in TFLOP/s, bandwidth in GB/s,
-# memory in GiB available to processes; if no such figure is published, the
-# nominal size less the usual share of driver and ECC on such boards.
-# The GEMM share is the fraction of the peak that cuBLAS sustains in full tiles: 0.8 on boards that
-# hold their clock (A100), less where power limits the rate (T4 70 W, L4 72 W, MI300X) or operand
-# delivery does (V100, H100). Blackwell's follows from its power: its process (TSMC 4NP) does
-# 1.22 times the work of the H100's (4N) per joule (TSMC on N4P against N5, October 2021), so
-# that 0.65 x 989 TFLOP/s in 700 W become 1,121 in 1,000 W (B200), 1,233 in 1,100 W (B300), 1,345 in
-# 1,200 W (GB200) and 1,569 in 1,400 W (GB300), shares of the dense bf16 rate.
-#
-# name, GiB, GB/s, multiprocessors, fp32, fp16, bf16 TFLOP/s, GEMM share, source by the maker
-_ROWS: Final[tuple[_Row, ...]] = (
-    ("T4", 14.75, 320, 40, 8.1, 65, None, 0.45, "T4 data sheet; 14.75 GiB usable of 15"),
-    ("P100-16", 15.90, 732, 56, 10.6, 21.2, None, 0.80, "P100 SXM2 data sheet"),
-    ("V100-16", 15.78, 900, 80, 15.7, 125, None, 0.65, "V100 SXM2 data sheet; 15.78 GiB usable"),
-    ("V100-32", 31.74, 900, 80, 15.7, 125, None, 0.65, "V100 SXM2 data sheet"),
-    ("A10", 22.06, 600, 72, 31.2, 125, 125, 0.60, "A10 data sheet; 24 GB with ECC"),
-    ("A30", 23.50, 933, 56, 10.3, 165, 165, 0.75, "A30 data sheet"),
-    ("A40", 44.43, 696, 84, 37.4, 149.7, 149.7, 0.70, "A40 data sheet; 48 GB with ECC"),
-    ("A100-40", 39.39, 1555, 108, 19.5, 312, 312, 0.80, "A100 SXM4 40GB data sheet"),
-    ("A100-80", 79.15, 2039, 108, 19.5, 312, 312, 0.80, "A100 SXM4 80GB data sheet"),
-    ("L4", 22.03, 300, 58, 30.3, 121, 121, 0.45, "L4 data sheet; dense, 24 GB with ECC"),
-    ("L40S", 44.39, 864, 142, 91.6, 362, 362, 0.65, "L40S data sheet; dense, 48 GB with ECC"),
-    ("H100", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "H100 SXM5 80GB data sheet"),
-    ("H800", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "H800 SXM5 80GB data sheet"),
-    ("H200", 139.80, 4800, 132, 66.9, 989.4, 989.4, 0.68, "H200 SXM data sheet"),
-    ("GH200", 94.50, 4000, 132, 66.9, 989.4, 989.4, 0.65, "GH200 96GB HBM3 data sheet"),
-    ("B200", 178.35, 8000, 148, 75, 2250, 2250, 0.50, "HGX B200 data sheet; 180 GB"),
-    ("B300", 267.70, 8000, 148, 75, 2250, 2250, 0.55, "HGX B300 data sheet; 288 GB"),
-    ("GB200", 184.30, 8000, 152, 80, 2500, 2500, 0.54, "GB200 NVL72 data sheet; 186 GB"),
-    ("GB300", 276.80, 8000, 152, 80, 2500, 2500, 0.63, "GB300 NVL72 data sheet; 279 GB"),
-    ("MI300X", 191.50, 5300, 304, 163.4, 1307.4, 1307.4, 0.55, "MI300X data sheet"),
-    ("MI325X", 255.50, 6000, 304, 163.4, 1307.4, 1307.4, 0.55, "MI325X data sheet"),
-    ("MI350X", 287.50, 8000, 256, 144.2, 2309.6, 2309.6, 0.55, "MI350X data sheet"),
-    ("MI355X", 287.50, 8000, 256, 157.3, 2516.6, 2516.6, 0.60, "MI355X data sheet"),
-    ("RTX3090", 23.68, 936, 82, 35.6, 71.2, 71.2, 0.75, "GA102 whitepaper; fp32 accumulate"),
-    ("RTX4090", 23.64, 1008, 128, 82.6, 165.2, 165.2, 0.80, "AD102 whitepaper; fp32 accumulate"),
-    ("RTX5090", 31.36, 1792, 170, 104.8, 209.5, 209.5, 0.80, "Blackwell RTX whitepaper"),
-    (CPU, 4.0, 10, 1, 0.05, None, 0.025, 0.80, _CPU_SOURCE),
-)
-
-
-_LINKS: Final = {
-    15.75: ("T4",),  # PCIe 3, 16 lanes
-    31.5: ("A10", "A30", "A40", "L4", "L40S", "RTX3090", "RTX4090"),  # PCIe 4
-    63.0: ("RTX5090",),  # PCIe 5
-    80.0: ("P100-16",),  # NVLink 1
-    150.0: ("V100-16", "V100-32"),  # NVLink 2
-    300.0: ("A100-40", "A100-80"),  # NVLink 3
-    450.0: ("H100", "H200", "GH200"),  # NVLink 4
-    200.0: ("H800",),  # eight of its 18 links
-    900.0: ("B200", "B300", "GB200", "GB300"),  # NVLink 5
-    448.0: ("MI300X", "MI325X"),  # seven links of Infinity Fabric
-    537.6: ("MI350X", "MI355X"),
-}
-"""Boards by the total GB/s of their links in one direction, from the same data sheets; for NVLink
-and Infinity Fabric these state the sum of both directions."""
-
-_HOST_LINKS: Final = {
-    15.75: ("T4", "P100-16", "V100-16", "V100-32"),  # PCIe 3, 16 lanes
-    63.0: ("RTX5090", "H100", "H200", "B200", "B300", *_AMD),  # PCIe 5
-    225.0: ("GB200", "GB300"),  # NVLink-C2C: 900 GB/s of both directions and of two boards
-    450.0: ("GH200",),  # NVLink-C2C
-}
-"""Boards by GB/s to the host's memory in one direction, from the same data sheets; all others have
-PCIe 4."""
-
-_HOST_LINK_OF: Final = {name: rate * GIGA for rate, names in _HOST_LINKS.items() for name in names}
-
 _FASTEST_PCIE: Final = 63.0 * GIGA
 
-_LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
-
-_SWITCHED_LINKS: Final = (200.0, 300.0, 450.0, 900.0)
-"""Link rates of boards behind a switch (NVSwitch since A100), where a ring can use all links."""
-
-_RACK_DEVICES: Final = {"GB200": 72, "GB300": 72}
-"""Devices of an NVLink domain of several hosts: 18 trays of four behind NVLink switches, with
-900 GB/s of each device in one direction (NVIDIA GB200 NVL72 and GB300 NVL72 data sheets)."""
+_LINK_OF: Final = {name: rate for rate, names in _TABLE.links.items() for name in names}
+_HOST_LINK_OF: Final = {
+    name: rate * GIGA for rate, names in _TABLE.host_links.items() for name in names
+}
 
 _REACHED: Final = 0.79
 """Share of a switched link's rate that long all-reduces reach: 238 of 300 GB/s on A100 (NCCL
@@ -316,9 +229,9 @@ benchmark of vTrain, arXiv:2312.12391). Over direct links it depends on the ring
 two ranks, .57 with four, .9 with eight (the same benchmark)."""
 
 
-def _device(row: _Row) -> Device:
+def _device(name: str) -> Device:
     """Convert one row of the table to a data sheet in SI units."""
-    name, gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = row
+    gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = _TABLE.boards[name]
     return Device(
         context_bytes=CPU_CONTEXT_BYTES if name == CPU else None,
         name=name,
@@ -328,16 +241,16 @@ def _device(row: _Row) -> Device:
         fp32_flops=fp32 * TERA,
         fp16_flops=None if fp16 is None else fp16 * TERA,
         bf16_flops=None if bf16 is None else bf16 * TERA,
-        fp8_flops=None if bf16 is None or name not in _FP8 else _FP8_RATIO * bf16 * TERA,
+        fp8_flops=None if bf16 is None or name not in _TABLE.fp8 else _FP8_RATIO * bf16 * TERA,
         gemm_fraction=gemm_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
-        link_fraction=_REACHED if _LINK_OF.get(name) in _SWITCHED_LINKS else 0.5,
+        link_fraction=_REACHED if _LINK_OF.get(name) in _TABLE.switched_links else 0.5,
         host_bytes_per_s=_HOST_LINK_OF.get(name, _PCIE_4_BYTES_PER_S),
-        source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",
+        source=source if name == CPU else f"{'AMD' if name in _TABLE.amd else 'NVIDIA'} {source}",
     )
 
 
-CATALOGUE: Final[dict[str, Device]] = {row[0]: _device(row) for row in _ROWS}
+CATALOGUE: Final[dict[str, Device]] = {name: _device(name) for name in _TABLE.boards}
 
 ALIASES: Final[dict[str, str]] = {"A100": "A100-40", "V100": "V100-16", "P100": "P100-16"}
 """Aliases: a name without a memory size means the smaller board, so that no plan runs out."""

@@ -12,38 +12,17 @@ from amp_ray.exports.chosen import Chosen, Export, Program, check_even, check_fa
 from amp_ray.exports.megatron import bounds_of
 from amp_ray.exports.scripts import PORT, check_host_by_host, comment, host_notes, places_of
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import patterns
+from amp_ray.inputs.not_read import count_of, section_of
 from amp_ray.runtimes.cut_rules import weighed_bounds
+from amp_ray.shipped import Table, Words
 from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.launch import slots_by_host
 
 _NANOTRON_FILE: Final = "nanotron.yaml"
 _NANOTRON_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_NANOTRON_SIZES: Final = {
-    "hidden_size": "hidden_size",
-    "intermediate_size": "feed_forward_size",
-    "num_attention_heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-    "num_key_value_heads": "num_key_value_heads",
-    "tie_word_embeddings": "tied_embedding",
-    "vocab_size": "vocab_size",
-}
-"""Keys of ``model_config``, by figure of the model."""
-
 _MOST_ZERO_STAGE: Final = 1
 _SWITCHES: Final = ("tp_linear_async_communication", "accumulate_grad_in_fp32")
-
-_OPTIMIZER: Final = {
-    "weight_decay": 0.1,
-    "clip_grad": 1.0,
-    "adam_eps": 1e-08,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    "torch_adam_is_fused": True,
-    "learning_rate_scheduler": {"learning_rate": 0.0003, "lr_warmup_steps": 10},
-}
-"""Settings that nanotron requires and a strategy does not contain."""
 
 _FSDP2: Final = "fsdp2"  # runtime whose plans use Accelerate's FSDP plugin
 _SETTINGS: Final = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
@@ -57,6 +36,16 @@ _TP_PLAN: Final = (
 """Transformers divides by the styles of a plan (``integrations/tensor_parallel.py``)."""
 
 _ACCELERATE_PRECISION: Final = {"fp32": "no"}
+
+
+class _Table(Table):
+    """The file `configs.yaml`, which describes its fields."""
+
+    file = "exports/configs.yaml"
+    nanotron: Words
+    accelerate: Words
+    nanotron_sizes: dict[str, str]
+    nanotron_optimizer: dict[str, Any]
 
 
 def nanotron_config(chosen: Chosen) -> Export:
@@ -123,6 +112,7 @@ def _text(bounds: tuple[int, ...]) -> str:
 
 def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
     shape, traits = chosen.experiment.model.shape, chosen.experiment.traits
+    table = _Table.shipped()
     is_divided = settings.get("sequence_parallel", False)
     return {
         "general": {"project": "amp_ray", "run": chosen.experiment.name, "seed": 42},
@@ -139,7 +129,7 @@ def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, A
             "model_config": {
                 "is_llama_config": True,
                 "max_position_embeddings": shape.sequence_length,
-                **{theirs: getattr(shape, ours) for theirs, ours in _NANOTRON_SIZES.items()},
+                **{theirs: getattr(shape, ours) for theirs, ours in table.nanotron_sizes.items()},
             },
         },
         "tokens": {
@@ -152,7 +142,7 @@ def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, A
             "zero_stage": settings["zero_stage"],
             "accumulate_grad_in_fp32": traits.accumulates_bf16_in_fp32
             and "gradients" not in traits.formats.kept,
-            **_OPTIMIZER,
+            **table.nanotron_optimizer,
         },
         "tokenizer": {"tokenizer_name_or_path": None},
         "data": {"dataset": None, "seed": 42},
@@ -300,38 +290,6 @@ def _yaml(chosen: Chosen, program: str, record: Mapping[str, Any], notes: tuple[
 # ------------------------------------------------------------------------------ reading
 
 
-_NANOTRON_KNOWN: Final = patterns(
-    """
-    general.* checkpoints.* data.* data_stages logging.* tokenizer.* lighteval.* profiler.*
-    s3_upload.* tokens.* optimizer.* model.dtype model.init_method.* model.model_config.*
-    parallelism.dp parallelism.pp parallelism.tp parallelism.expert_parallel_size
-    parallelism.context_parallel_size parallelism.tp_mode parallelism.recompute_layer
-    parallelism.tp_linear_async_communication parallelism.tp_recompute_allgather
-    """
-)
-_ACCELERATE_KNOWN: Final = patterns(
-    """
-    compute_environment debug distributed_type downcast_bf16 enable_cpu_affinity machine_rank main_*
-    mixed_precision num_machines num_processes rdzv_backend same_network tpu_* use_cpu gpu_ids
-    fsdp_config.fsdp_version fsdp_config.fsdp_auto_wrap_policy fsdp_config.fsdp_state_dict_type
-    fsdp_config.fsdp_reshard_after_forward fsdp_config.fsdp_activation_checkpointing
-    fsdp_config.fsdp_sharding_strategy fsdp_config.fsdp_cpu_ram_efficient_loading
-    fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_transformer_layer_cls_to_wrap
-    fsdp_config.fsdp_use_orig_params fsdp_config.fsdp_*prefetch*
-    parallelism_config.parallelism_config_dp_* parallelism_config.parallelism_config_tp_size
-    parallelism_config.parallelism_config_cp_size deepspeed_config.zero_stage
-    deepspeed_config.gradient_accumulation_steps deepspeed_config.gradient_clipping
-    deepspeed_config.zero3_* deepspeed_config.deepspeed_multinode_launcher
-    megatron_lm_config.megatron_lm_tp_degree megatron_lm_config.megatron_lm_pp_degree
-    megatron_lm_config.megatron_lm_num_micro_batches
-    megatron_lm_config.megatron_lm_gradient_clipping
-    megatron_lm_config.megatron_lm_recompute_activations
-    megatron_lm_config.megatron_lm_sequence_parallelism
-    megatron_lm_config.megatron_lm_use_distributed_optimizer
-    """
-)
-"""Patterns of keys that are read, or that no plan depends on."""
-
 _FSDP1: Final = {
     **dict.fromkeys((1, "1", "FULL_SHARD", 4, "4", "HYBRID_SHARD"), 3),
     **dict.fromkeys((2, "2", "SHARD_GRAD_OP", 5, "5", "HYBRID_SHARD_ZERO2"), 2),
@@ -361,12 +319,12 @@ def read_configuration(
         ValueError: If a value is none of its kind, or contradicts the experiment.
     """
     if "distributed_type" not in config:
-        engine = _part(config, "parallelism").get("pp_engine", "1f1b")
+        engine = section_of(config, "parallelism").get("pp_engine", "1f1b")
         assumed = ("parallelism.pp_engine",) if engine == "1f1b" else ()
-        return _read_nanotron(config, experiment), (*_NANOTRON_KNOWN, *assumed)
+        return _read_nanotron(config, experiment), (*_Table.shipped().nanotron, *assumed)
     record = {"tp": 1, "pp": 1, "recompute": "none", **_read_plugin(config)}
     record["bounds"] = _even_bounds(experiment, record["pp"])
-    processes = _number(config, "num_processes", experiment.cluster.num_devices)
+    processes = count_of(config, "num_processes", experiment.cluster.num_devices)
     num_devices = experiment.cluster.num_devices
     if processes != num_devices:
         raise ValueError(f"num_processes {processes}; the experiment has {num_devices} devices")
@@ -387,34 +345,34 @@ def read_configuration(
     if micro and known_steps and record["micro_batch_size"] * known_steps != samples:
         batch = record["micro_batch_size"] * known_steps * experiment.global_batch_size // samples
         record["global_batch_size"] = batch
-    return record, _ACCELERATE_KNOWN
+    return record, _Table.shipped().accelerate
 
 
 def _read_plugin(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return tp, pp and what the plugin of a configuration of Accelerate sets."""
     kind = config["distributed_type"]
     if kind == "MEGATRON_LM":
-        plugin = _part(config, "megatron_lm_config")
-        record = {ours: _number(plugin, f"megatron_lm_{ours}_degree", 1) for ours in ("tp", "pp")}
+        plugin = section_of(config, "megatron_lm_config")
+        record = {ours: count_of(plugin, f"megatron_lm_{ours}_degree", 1) for ours in ("tp", "pp")}
         return {
             **record,
-            "steps": _number(plugin, "megatron_lm_num_micro_batches", 1),
+            "steps": count_of(plugin, "megatron_lm_num_micro_batches", 1),
             "recompute": "selective" if plugin.get("megatron_lm_recompute_activations") else "none",
             "zero_stage": int(bool(plugin.get("megatron_lm_use_distributed_optimizer"))),
             **({"sequence_parallel": True} if _divides(plugin, record["tp"]) else {}),
         }
     if kind == "DEEPSPEED":
-        plugin = _part(config, "deepspeed_config")
-        steps = {"steps": _number(plugin, "gradient_accumulation_steps", 0, low=0)}
-        return {**steps, "zero_stage": _number(plugin, "zero_stage", 0, low=0)}
+        plugin = section_of(config, "deepspeed_config")
+        steps = {"steps": count_of(plugin, "gradient_accumulation_steps", 0, low=0)}
+        return {**steps, "zero_stage": count_of(plugin, "zero_stage", 0, low=0)}
     if kind in {"MULTI_GPU", "NO"}:
         return {"zero_stage": 0}
     if kind != "FSDP":
         message = f"distributed_type: found {shown(kind)}; expected FSDP, DEEPSPEED, MEGATRON_LM"
         raise ValueError(f"{message}, MULTI_GPU or NO")
-    plugin, sizes = _part(config, "fsdp_config"), _part(config, "parallelism_config")
+    plugin, sizes = section_of(config, "fsdp_config"), section_of(config, "parallelism_config")
     degrees = {
-        name: _number(sizes, f"parallelism_config_{name}_size", 1)
+        name: count_of(sizes, f"parallelism_config_{name}_size", 1)
         for name in ("tp", "cp", "dp_replicate")
     }
     reshards = plugin.get("fsdp_reshard_after_forward", True)
@@ -439,22 +397,25 @@ def _divides(plugin: Mapping[str, Any], tp: int) -> bool:
 
 
 def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    parallelism, tokens = _part(config, "parallelism"), _part(config, "tokens")
-    optimizer, model = _part(config, "optimizer"), _part(config, "model")
+    parallelism, tokens = section_of(config, "parallelism"), section_of(config, "tokens")
+    optimizer, model = section_of(config, "optimizer"), section_of(config, "model")
     shape = experiment.model.shape
-    sizes = {**_part(model, "model_config"), "sequence_length": tokens.get("sequence_length")}
-    for theirs, ours in {**_NANOTRON_SIZES, "sequence_length": "sequence_length"}.items():
+    sizes = {**section_of(model, "model_config"), "sequence_length": tokens.get("sequence_length")}
+    for theirs, ours in (
+        *_Table.shipped().nanotron_sizes.items(),
+        ("sequence_length", "sequence_length"),
+    ):
         value, expected = sizes.get(theirs), getattr(shape, ours)
         if value is not None and value != expected:
             message = f"{theirs} {shown(value)}: the experiment's model has {ours} {expected}"
             raise ValueError(f"{message}; compare it with an experiment of its own model")
-    record: dict[str, Any] = {name: _number(parallelism, name, 1) for name in ("tp", "pp", "dp")}
-    record["ep"] = _number(parallelism, "expert_parallel_size", 1)
-    record["cp"] = _number(parallelism, "context_parallel_size", 1)
-    steps = _number(tokens, "batch_accumulation_per_replica", 1)
-    record["micro_batch_size"] = _number(tokens, "micro_batch_size", 1)
+    record: dict[str, Any] = {name: count_of(parallelism, name, 1) for name in ("tp", "pp", "dp")}
+    record["ep"] = count_of(parallelism, "expert_parallel_size", 1)
+    record["cp"] = count_of(parallelism, "context_parallel_size", 1)
+    steps = count_of(tokens, "batch_accumulation_per_replica", 1)
+    record["micro_batch_size"] = count_of(tokens, "micro_batch_size", 1)
     record["global_batch_size"] = record["dp"] * record["micro_batch_size"] * steps
-    record["zero_stage"] = _number(optimizer, "zero_stage", 0, low=0)
+    record["zero_stage"] = count_of(optimizer, "zero_stage", 0, low=0)
     if parallelism.get("tp_mode") == "REDUCE_SCATTER" and record["tp"] > 1:
         record["sequence_parallel"] = True
     record["recompute"] = "full" if parallelism.get("recompute_layer") is True else "none"
@@ -470,18 +431,3 @@ def _even_bounds(experiment: Experiment, pp: int) -> list[int] | None:
     """Return the cuts of even stages; None if they do not divide the blocks, so that it is told."""
     size, rest = divmod(len(experiment.model.indices("block")), pp)
     return None if rest else bounds_of(experiment.model, [size] * pp)
-
-
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name) or {}
-    if not isinstance(section, Mapping):
-        message = f"{name}: found {shown(section)}; expected keys with values"
-        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
-    return section
-
-
-def _number(config: Mapping[str, Any], key: str, default: int, *, low: int = 1) -> int:
-    value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
-        raise ValueError(f"{key}: found {shown(value)}; expected a count")
-    return value

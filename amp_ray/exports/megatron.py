@@ -6,9 +6,11 @@ takes them behind the name of a recipe.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 from amp_ray.errors import shown
 from amp_ray.exports.assumed import assumptions
@@ -16,11 +18,11 @@ from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settin
 from amp_ray.exports.scripts import END, header, host_notes, torchrun_script, words_by_line
 from amp_ray.exports.shell import MOST_CHARACTERS
 from amp_ray.models.model import Model, ModelShape
+from amp_ray.shipped import Table, Words
 from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.own_program.megatron_flags import (
-    DTYPE_FLAGS,
     MEGATRON_DEEPSPEED,
     strategy_flags,
 )
@@ -34,135 +36,39 @@ _VERSION: Final = "For Megatron-LM with megatron-core 0.16 to 0.19"
 _SCRIPT: Final = "pretrain_gpt.py"
 _FAMILIES: Final = ("gpt2", "llama")
 
-_MODEL: Final = {
-    "hidden-size": "hidden_size",
-    "ffn-hidden-size": "feed_forward_size",
-    "num-attention-heads": "num_heads",
-    "seq-length": "sequence_length",
-    "max-position-embeddings": "sequence_length",
-}
-"""Flags of sizes, by figure of the model."""
-
-_OPTIONAL: Final = {
-    "num_experts": ("--num-experts",),
-    "experts_per_token": ("--moe-router-topk",),
-    "expert_feed_forward_size": ("--moe-ffn-hidden-size",),
-    "shared_feed_forward_size": ("--moe-shared-expert-intermediate-size",),
-    "head_size": ("--kv-channels", "--qk-head-dim"),
-    "attention_bias": ("--add-qkv-bias",),
-    "query_key_norm": ("--qk-layernorm",),
-    "key_value_rank": ("--kv-lora-rank",),
-    "query_rank": ("--q-lora-rank",),
-    "rotary_head_size": ("--qk-pos-emb-head-dim",),
-    "value_head_size": ("--v-head-dim",),
-    "mtp_layers": ("--mtp-num-layers",),
-}
-"""Flags of optional figures; with latent attention the last one applies."""
-
 _FIGURES: Final = (
-    *_OPTIONAL,
     *("expert_bias", "first_dense_layers", "attention_windows"),
     *("clamped_activation", "scaled_rotation"),
 )
-"""Optional figures that have flags."""
+"""Optional figures that have flags, beside those of the table."""
 
 _CLAMPED: Final = (  # gpt-oss: modeling_gpt_oss.py of Transformers, limit 7.0, up + 1
     *("--quick-geglu", "--glu-linear-offset", "1.0", "--activation-func-clamp-value", "7.0"),
 )
 
-_LLAMA_3: Final = ("--rotary-base", "500000")
-_MILLION: Final = ("--rotary-base", "1000000")
-_MODELS: Final[Mapping[tuple[int, int, int], tuple[str, ...]]] = {
-    **dict.fromkeys(((32, 4096, 32000), (40, 5120, 32000), (80, 8192, 32000)), ()),
-    **dict.fromkeys(((32, 4096, 128256), (80, 8192, 128256), (126, 16384, 128256)), _LLAMA_3),
-    **dict.fromkeys(((36, 4096, 151936), (48, 2048, 151936), (94, 4096, 151936)), _MILLION),
-    (61, 7168, 129280): (
-        *("--rotary-scaling-factor", "40", "--mscale", "1.0", "--mscale-all-dim", "1.0"),
-        *("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"),
-        *("--moe-router-num-groups", "8", "--moe-router-group-topk", "4"),
-        *("--moe-router-topk-scaling-factor", "2.5", "--moe-router-pre-softmax"),
-        *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.0001"),
-    ),
-    (24, 2880, 201088): ("--rotary-base", "150000", "--softmax-type", "learnable"),
-    (36, 2880, 201088): ("--rotary-base", "150000", "--softmax-type", "learnable"),
-}
-"""Flags of figures that no plan depends on (rotary base, router), by layers, width and vocabulary:
-Llama 2 and 3, Qwen3, DeepSeek-V3 and gpt-oss-120b, as in their public configurations. Mixtral has
-the figures of Llama 2, and experts."""
 
-_PLACES: Final = {
-    "micro-batch-size": "train.micro_batch_size",
-    "global-batch-size": "train.global_batch_size",
-    "seq-length": "dataset.seq_length",
-    "use-distributed-optimizer": "ddp.use_distributed_optimizer",
-    "num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
-    "use-megatron-fsdp": "dist.use_megatron_fsdp",
-    "data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
-    "ckpt-format": "checkpoint.ckpt_format",
-    "init-model-with-meta-device": "model.init_model_with_meta_device",
-    "overlap-grad-reduce": "ddp.overlap_grad_reduce",
-    "overlap-param-gather": "ddp.overlap_param_gather",
-    "ddp-bucket-size": "ddp.bucket_size",
-    "suggested-communication-unit-size": "ddp.suggested_communication_unit_size",
-    "tp-comm-overlap": "comm_overlap.tp_comm_overlap",
-    "overlap-moe-expert-parallel-comm": "comm_overlap.overlap_moe_expert_parallel_comm",
-    "decoder-first-pipeline-num-layers": "model.num_layers_in_first_pipeline_stage",
-    "decoder-last-pipeline-num-layers": "model.num_layers_in_last_pipeline_stage",
-    "no-gradient-accumulation-fusion": "model.gradient_accumulation_fusion=false",
-    "bf16": "mixed_precision=bf16_mixed",
-    "fp16": "mixed_precision=fp16_mixed",
-    # Another key has the value of these, or the recipe's MixedPrecisionConfig
-    **dict.fromkeys(
-        ("num-layers-per-virtual-pipeline-stage", "attention-backend", *DTYPE_FLAGS), ""
-    ),
-    **dict.fromkeys(("grad-reduce-in-bf16", "use-precision-aware-optimizer"), ""),
-    **dict.fromkeys(("accumulate-allreduce-grads-in-fp32", "num-layers"), ""),
-    **dict.fromkeys(("no-bias-swiglu-fusion", "no-bias-gelu-fusion", "no-rope-fusion"), ""),
-}
-"""Overrides by flag, if not ``model.`` and the flag's name; empty if there is none."""
+class _Model(BaseModel, extra="forbid", frozen=True):
+    figures: tuple[tuple[int, int, int], ...]
+    flags: Words
 
 
-_RECIPE_SETS: Final = {
-    "model.context_parallel_size": "1",
-    "model.sequence_parallel": "false",
-    "model.virtual_pipeline_model_parallel_size": "null",
-    "model.pipeline_model_parallel_layout": "null",
-    "model.account_for_embedding_in_pipeline_split": "false",
-    "model.account_for_loss_in_pipeline_split": "false",
-    "model.recompute_granularity": "null",
-    "model.recompute_modules": "null",
-    "ddp.overlap_grad_reduce": "false",
-    "ddp.overlap_param_gather": "false",
-}
-_NO_SHARDS: Final = dict.fromkeys(
-    ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"), "false"
-)
-"""Values without flags in Megatron-LM, for keys that recipes set to others; without ZeRO these."""
+class _Table(Table):
+    """The file `megatron.yaml`, which describes its fields."""
+
+    file = "exports/megatron.yaml"
+    sizes: dict[str, str]
+    optional: dict[str, Words]
+    models: tuple[_Model, ...]
+    places: dict[str, str]
+    recipe_sets: dict[str, str]
+    no_shards: dict[str, str]
+    recipes: dict[str, tuple[int, int, int, int, int, int, int]]
+
 
 _RECIPE_FIGURES: Final = (
     *("num_layers", "hidden_size", "num_heads", "num_key_value_heads", "feed_forward_size"),
     *("vocab_size", "num_experts"),
 )
-_RECIPES: Final[Mapping[tuple[int, ...], str]] = {
-    (32, 4096, 32, 32, 11008, 32000, 0): "llama2_7b_pretrain_config",
-    (32, 4096, 32, 8, 14336, 128256, 0): "llama3_8b_pretrain_config",
-    (80, 8192, 64, 8, 28672, 128256, 0): "llama3_70b_pretrain_config",
-    (126, 16384, 128, 8, 53248, 128256, 0): "llama31_405b_pretrain_config",
-    (16, 2048, 32, 8, 8192, 128256, 0): "llama32_1b_pretrain_config",
-    (28, 3072, 24, 8, 8192, 128256, 0): "llama32_3b_pretrain_config",
-    (96, 12288, 96, 0, 49152, 51200, 0): "gpt3_175b_pretrain_config",
-    (28, 2048, 16, 8, 6144, 151936, 0): "qwen3_1p7b_pretrain_config",
-    (36, 2560, 32, 8, 9728, 151936, 0): "qwen3_4b_pretrain_config",
-    (36, 4096, 32, 8, 12288, 151936, 0): "qwen3_8b_pretrain_config",
-    (40, 5120, 40, 8, 17408, 151936, 0): "qwen3_14b_pretrain_config",
-    (64, 5120, 64, 8, 25600, 151936, 0): "qwen3_32b_pretrain_config",
-    (48, 2048, 32, 4, 0, 151936, 128): "qwen3_30b_a3b_pretrain_config",
-    (94, 4096, 64, 4, 0, 151936, 128): "qwen3_235b_a22b_pretrain_config",
-    (61, 7168, 128, 0, 0, 129280, 256): "deepseek_v3_pretrain_config",
-    (24, 2880, 64, 8, 0, 201088, 32): "gpt_oss_20b_pretrain_config",
-    (36, 2880, 64, 8, 0, 201088, 128): "gpt_oss_120b_pretrain_config",
-}
-"""Names of recipes of Megatron-Bridge 0.6, by the figures of the model that they train."""
 
 
 def megatron_script(chosen: Chosen) -> Export:
@@ -210,8 +116,9 @@ def bridge_overrides(chosen: Chosen) -> Export:
     if "--fp8-format" in flags:
         message = "Megatron-Bridge has several recipes of fp8: plan with bf16, and choose one there"
         raise ValueError(message)
-    defaults = _RECIPE_SETS if chosen.strategy.zero.stage else {**_RECIPE_SETS, **_NO_SHARDS}
-    overrides = {**defaults, **dict(_overrides(chosen, flags))}
+    table = _Table.shipped()
+    unsharded = {} if chosen.strategy.zero.stage else table.no_shards
+    overrides = {**table.recipe_sets, **unsharded, **dict(_overrides(chosen, flags))}
     words = [f"{key}={_override(value)}" for key, value in overrides.items()]
     named = _recipe(chosen.experiment.model.shape)
     recipe = (
@@ -244,13 +151,15 @@ def _recipe(shape: ModelShape) -> str | None:
         figures["feed_forward_size"] = 0
     if shape.key_value_rank or shape.family == "gpt2":
         figures["num_key_value_heads"] = 0
-    return _RECIPES.get(tuple(figures.values()))
+    sizes = tuple(figures.values())
+    return next((name for name, key in _Table.shipped().recipes.items() if key == sizes), None)
 
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the flags of a strategy and its model, and notes on settings that have no flag."""
     is_old = chosen.experiment.traits.name == MEGATRON_DEEPSPEED
-    name, optional = ("Megatron-DeepSpeed", ()) if is_old else ("Megatron-LM", _FIGURES)
+    table, name = _Table.shipped(), "Megatron-DeepSpeed" if is_old else "Megatron-LM"
+    optional = () if is_old else (*table.optional, *_FIGURES)
     biased, ranks = chosen.experiment.model.shape.expert_bias, chosen.strategy.stages[0].options
     # Of gpt-oss: with --softmax-type and without --disable-bias-linear Megatron has them, too
     optional = (*optional, *(("extra_parameters",) if biased else ()))
@@ -263,7 +172,8 @@ def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     flags = strategy_flags(experiment, strategy)
     shape, kinds = experiment.model.shape, [layer.kind for layer in experiment.model.layers]
     notes = [_NORM_MOVES] if kinds.index("head") in strategy.bounds else []
-    named = _MODELS.get((shape.num_layers, shape.hidden_size, shape.vocab_size))
+    figures = shape.num_layers, shape.hidden_size, shape.vocab_size
+    named = next((model.flags for model in table.models if figures in model.figures), None)
     is_mixtral = shape.num_experts > 0 and not named
     if shape.family == "llama" and (named is None or is_mixtral):
         notes.append(_NOT_NAMED if shape.num_experts else _NOT_NAMED.partition(",")[0] + _YOURS)
@@ -274,12 +184,13 @@ def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
     """Yield the flags of a model's sizes, without the vocabulary, which the tokenizer decides."""
-    for flag, figure in _MODEL.items():
+    table = _Table.shipped()
+    for flag, figure in table.sizes.items():
         yield from (f"--{flag}", str(getattr(shape, figure)))
     yield from _style(shape)
     if shape.key_value_rank:
         yield from ("--multi-latent-attention", "--qk-layernorm")
-    for figure, names in _OPTIONAL.items():
+    for figure, names in table.optional.items():
         value = getattr(shape, figure)
         if value:
             yield names[-1 if shape.key_value_rank else 0]
@@ -332,7 +243,7 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
     if chosen.experiment.model.shape.num_experts:
         yield "model.moe_shared_expert_overlap", "false"  # works with alltoall only
     for flag, value in strategy_words.items():
-        place = _PLACES.get(flag, f"model.{flag.replace('-', '_')}")
+        place = _Table.shipped().places.get(flag, f"model.{flag.replace('-', '_')}")
         if "=" in place:
             key, _, fixed = place.partition("=")
             yield key, fixed
@@ -547,43 +458,20 @@ def parse_layout(text: str) -> list[int]:
         [3, 2, 2, 1]
     """
     unrolled = text.replace(",", "")
-    try:
-        for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
-            unrolled = replaced(pattern, lambda match: (match[1], int(match[2])), unrolled)
-    except TooLongError as error:
-        message = f"--pipeline-model-parallel-layout: found {shown(text)}, which is {error}"
-        raise ValueError(message) from None
+    for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
+        written_out = [len(part[1]) * int(part[2]) for part in re.finditer(pattern, unrolled)]
+        if len(unrolled) + sum(written_out) > MOST_CHARACTERS:
+            raise ValueError(
+                f"--pipeline-model-parallel-layout: found {shown(text)}, which is more than "
+                f"{MOST_CHARACTERS} characters when it is written out"
+            )
+        unrolled = re.sub(pattern, lambda part: part[1] * int(part[2]), unrolled)
     if not re.fullmatch(r"E[t|]*[m|]*L", unrolled):
         raise ValueError(
             f"--pipeline-model-parallel-layout: found {shown(text)}; expected E, t, m, L with "
             "| between stages, such as 'Et*3|t*4L'"
         )
     return [part.count("t") + part.count("m") for part in unrolled.split("|")]
-
-
-class TooLongError(ValueError):
-    """A short text that expands to a text above the limit."""
-
-
-def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], text: str) -> str:
-    """Return a text with each match replaced by a text, repeated a number of times.
-
-    Raises:
-        TooLongError: If the result would have more than `MOST_CHARACTERS`.
-    """
-    pieces: list[str] = []
-    size = end = 0
-    for match in re.finditer(pattern, text):
-        piece, times = parts(match)
-        size += match.start() - end + len(piece) * times
-        if size > MOST_CHARACTERS:
-            break
-        pieces += (text[end : match.start()], piece * times)
-        end = match.end()
-    if size + len(text) - end > MOST_CHARACTERS:
-        message = f"more than {MOST_CHARACTERS} characters when it is written out"
-        raise TooLongError(message)
-    return "".join((*pieces, text[end:]))
 
 
 def _recompute(flags: Mapping[str, str]) -> str:

@@ -28,8 +28,9 @@ from amp_ray.exports.scripts import (
     without_secret_variables,
 )
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import NotRead, not_read, patterns, switched_on
+from amp_ray.inputs.not_read import NotRead, count_of, not_read, switched_on
 from amp_ray.runtimes.traits import OPTIMIZERS
+from amp_ray.shipped import Table, Words
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.command import CONFIG_FILE, HOSTFILE, trial_launch
 from amp_ray.trials.job_file import JOB_FILE, PROGRAM
@@ -40,35 +41,6 @@ _TRIAL_ID: Final = "export"
 _BATCH_SIZES: Final = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
 )
-_SECTIONS: Final = frozenset(
-    patterns("zero_optimization activation_checkpointing data_types pipeline optimizer")
-)
-_KNOWN_KEYS: Final = patterns(
-    """
-    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps bf16 bfloat16 fp16
-    tensor_parallel zero_optimization.stage zero_optimization.mics_shard_size
-    zero_optimization.contiguous_gradients zero_optimization.reduce_scatter
-    zero_optimization.*bucket_size zero_optimization.allgather_partitions
-    zero_optimization.overlap_comm zero_optimization.stage3_* zero_optimization.sub_group_size
-    zero_optimization.load_from_fp32_weights zero_optimization.*elastic_checkpoint
-    zero_optimization.ignore_unused_parameters zero_optimization.legacy_stage1
-    zero_optimization.round_robin_gradients zero_optimization.memory_efficient_linear
-    zero_optimization.override_module_apply zero_optimization.log_trace_cache_warnings
-    zero_optimization.use_multi_rank_bucket_allreduce zero_optimization.compute_grad_norm
-    zero_optimization.enable_sanity_checks zero_optimization.param_persistence_threshold
-    optimizer.* data_types.grad_accum_dtype pipeline.stages pipeline.partition_method
-    pipeline.seed_layers pipeline.*_partitioned activation_checkpointing.number_checkpoints
-    activation_checkpointing.profile
-
-    scheduler gradient_clipping steps_per_print wall_clock_breakdown dump_state log_level seed
-    prescale_gradients gradient_predivide_factor zero_allow_untested_optimizer
-    zero_force_ds_cpu_optimizer checkpoint dataloader_drop_last flops_profiler tensorboard wandb
-    csv_monitor comet monitor_config comms_logger timers nebula aio memory_breakdown
-    disable_python_gc disable_allgather check_grad_overflow
-    """
-)
-"""Patterns of keys that are read, that the cost model assumes, or that no plan depends on."""
-
 _STRING: Final = r'("(?:\\.|[^"\\])*")'
 _COMMENT: Final = re.compile(rf"{_STRING}|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
 _TRAILING_COMMA: Final = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
@@ -77,6 +49,15 @@ _IS_SYNTHETIC: Final = (
     "It runs amp_ray's own program on random data and writes result.json; hosts need\n"
     "pip install 'amp-ray[training]'. For training, exchange the program and keep the launch."
 )
+
+
+class _Keys(Table):
+    """The file `deepspeed.yaml`, which describes its fields."""
+
+    file = "exports/deepspeed.yaml"
+    sections: Words
+    read: Words
+    without_effect: Words
 
 
 def deepspeed_folder(chosen: Chosen) -> Export:
@@ -220,9 +201,9 @@ def ds_config_notes(
     Raises:
         ValueError: If the optimizer is another one than the experiment's.
     """
-    names = (key.split(".") for key in switched_on(config))
-    keys = [".".join(name[: 1 + (name[0] in _SECTIONS)]) for name in names]
-    notes = not_read(keys, file, known=_KNOWN_KEYS)
+    table, names = _Keys.shipped(), (key.split(".") for key in switched_on(config))
+    keys = [".".join(name[: 1 + (name[0] in table.sections)]) for name in names]
+    notes = not_read(keys, file, known=(*table.read, *table.without_effect))
     optimizer = config.get("optimizer")
     kind = str(optimizer.get("type", "adam")) if isinstance(optimizer, Mapping) else "adam"
     name = kind.lower().removeprefix("fused").removeprefix("deepspeedcpu").removesuffix("w")
@@ -231,8 +212,8 @@ def ds_config_notes(
             f"optimizer {shown(kind)}; the experiment has {experiment.optimizer}: add --set "
             f"optimizer={name}"
         )
-    others = [] if name in OPTIMIZERS else [f"optimizer.type {kind}"]
-    return notes + not_read(others, file, known=())
+    rare = [] if name in OPTIMIZERS else [f"optimizer.type {kind}"]
+    return notes + not_read(rare, file)
 
 
 def without_comments(text: str) -> str:
@@ -249,13 +230,9 @@ def without_comments(text: str) -> str:
 
 def _count(config: object, key: str) -> int | None:
     """Return a count; None if it is missing or ``auto``."""
-    value = config.get(key) if isinstance(config, Mapping) else None
-    if value is None or value == "auto":
+    if not isinstance(config, Mapping) or config.get(key) in (None, "auto"):
         return None
-    low = 1 if key in _BATCH_SIZES else 0
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
-        raise ValueError(f"{key}: found {shown(value)}; expected a count")
-    return value
+    return count_of(config, key, 0, low=int(key in _BATCH_SIZES))
 
 
 def synthetic_program(chosen: Chosen) -> Program:

@@ -14,15 +14,7 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Where, shown
 from amp_ray.exports.configs import read_configuration
 from amp_ray.exports.megatron import read_flags
-from amp_ray.exports.megatron_keys import (
-    ALIASES,
-    COMPARED,
-    READ,
-    check_model,
-    check_optimizer,
-    is_without_effect,
-    notes_of,
-)
+from amp_ray.exports.megatron_keys import FlagTable, check_model, check_optimizer, notes_of
 from amp_ray.exports.our_program import ds_config_notes, read_ds_config, without_comments
 from amp_ray.exports.shell import Branch, Command, LineError, branches_of, words_of
 from amp_ray.exports.torchtitan import (
@@ -264,14 +256,14 @@ def _megatron_name(name: str) -> str:
     if _OTHER_MODELS & {*path}:  # of verl: models beside the one that is trained
         return name
     flag = last.replace("_", "-")
-    return ALIASES.get(flag, flag)
+    return FlagTable.shipped().aliases.get(flag, flag)
 
 
 _MEGATRON_DIALECT: Final = _Dialect(
     marks=_MEGATRON,
     name_of=_megatron_name,
-    matters=lambda flag: not is_without_effect(flag),
-    is_read=lambda flag: flag in READ or flag in COMPARED,
+    matters=lambda flag: not FlagTable.shipped().is_without_effect(flag),
+    is_read=lambda flag: FlagTable.shipped().is_read(flag),
 )
 _TITAN_DIALECT: Final = _Dialect(
     marks=_TITAN_FLAGS,

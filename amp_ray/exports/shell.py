@@ -81,11 +81,11 @@ def branches_of(text: str) -> tuple[Branch, ...]:
     waiting = [(frozenset[str](), "", 0)]
     flipped: set[str] = set()
     while waiting:
-        others, condition, line = waiting.pop(0)
+        decided, condition, line = waiting.pop(0)
         if len(branches) == _MOST_BRANCHES:
             message = f"more than {_MOST_BRANCHES} branches: write the command alone into a file"
             raise LineError(message, line)
-        run = _Run(flipped=others)
+        run = _Run(flipped=decided)
         try:
             run.all_of(script)
         except _EndError:
@@ -108,7 +108,7 @@ def branches_of(text: str) -> tuple[Branch, ...]:
         for met, at in run.met.items():
             if met not in flipped:
                 flipped.add(met)
-                waiting.append((others | {met}, met, at))
+                waiting.append((decided | {met}, met, at))
     return tuple(branches)
 
 

@@ -16,8 +16,9 @@ from amp_ray.exports.assumed import assumptions
 from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settings_of
 from amp_ray.exports.scripts import comment, host_notes, python_comment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import NotRead, not_read, patterns, switched_on
+from amp_ray.inputs.not_read import NotRead, count_of, not_read, section_of, switched_on
 from amp_ray.models.model import Layer, Model
+from amp_ray.shipped import Table, Words
 from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import all_bounds
 
@@ -32,80 +33,27 @@ _SETTINGS: Final = (
     *("zero_stage", "shard_ranks", "keeps_weights"),
 )
 
-_MODELS: Final[Mapping[tuple[int, int, int, int], tuple[str, str, str]]] = {
-    (16, 2048, 128256, 0): ("llama3", "llama3_8b", "1B"),
-    (28, 3072, 128256, 0): ("llama3", "llama3_8b", "3B"),
-    (32, 4096, 128256, 0): ("llama3", "llama3_8b", "8B"),
-    (80, 8192, 128256, 0): ("llama3", "llama3_70b", "70B"),
-    (126, 16384, 128256, 0): ("llama3", "llama3_405b", "405B"),
-    (28, 1024, 151936, 0): ("qwen3", "qwen3_0_6b", "0.6B"),
-    (28, 2048, 151936, 0): ("qwen3", "qwen3_1_7b", "1.7B"),
-    (36, 2560, 151936, 0): ("qwen3", "qwen3_1_7b", "4B"),
-    (36, 4096, 151936, 0): ("qwen3", "qwen3_14b", "8B"),
-    (40, 5120, 151936, 0): ("qwen3", "qwen3_14b", "14B"),
-    (64, 5120, 151936, 0): ("qwen3", "qwen3_32b", "32B"),
-    (48, 2048, 151936, 128): ("qwen3", "qwen3_30b_a3b", "30B-A3B"),
-    (94, 4096, 151936, 128): ("qwen3", "qwen3_30b_a3b", "235B-A22B"),
-    (61, 7168, 129280, 256): ("deepseek_v3", "deepseek_v3_671b", "671B"),
-    (24, 2880, 201088, 32): ("gpt_oss", "gpt_oss_20b", "20b"),
-    (36, 2880, 201088, 128): ("gpt_oss", "gpt_oss_120b", "120b"),
-}
-"""Module, configuration and flavor, by layers, width, vocabulary and experts. Configurations give
-data and optimizer; the flavor is the model without the converters that some of them add."""
-
 _RUNTIME: Final = "fsdp2"  # whose traits are switched on
 _OTHER_MODEL: Final = ("llama3", "llama3_debugmodel", "debugmodel")
-_OPTIONAL: Final = (
-    *("num_experts", "experts_per_token", "expert_feed_forward_size", "shared_feed_forward_size"),
-    *("head_size", "query_key_norm", "first_dense_layers", "key_value_rank", "query_rank"),
-    *("rotary_head_size", "value_head_size", "mtp_layers", "attention_bias", "attention_windows"),
-    *("expert_bias", "clamped_activation", "scaled_rotation", "extra_parameters"),
-)
-"""Optional figures that a flavor may have; other models need one of Llama's plain blocks."""
-
 _SCHEDULE: Final = "1F1B"  # torchtitan's default
 _INTERLEAVED: Final = "Interleaved1F1B"
 _DEFAULT_CHUNKS: Final = 2  # stages of a rank in its interleaved schedule
 _EIGHT_BIT: Final = re.compile(r"float8|\bmx|mxfp8")
 _FSDP: Final = 3  # ZeRO stage of FSDP
-_MOST: Final = 10**9  # largest count; larger ones are mistakes
 
 _PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
 
-_AS_ASSUMED: Final = {
-    "pipeline_parallel_schedule": (_SCHEDULE, _INTERLEAVED),
-    "spmd_backend": ("default",),
-    "expert_tensor_parallel_degree": (1,),
-}
-"""Values of keys of parallelism that the cost model assumes; others are named as not read."""
 
-_READ: Final = patterns(
-    """
-    *.*_parallel_degree parallelism.data_parallel_*_degree training.data_parallel_*_degree
-    parallelism.fsdp_reshard_after_forward parallelism.enable_sequence_parallel
-    parallelism.pipeline_parallel_microbatch_size parallelism.pipeline_parallel_*_stage_less_layers
-    parallelism.module_fqns_per_model_part
-    activation_checkpoint.mode activation_checkpoint.selective_ac_option recompute
-    model.converters float8.enable_f*_linear
-    """
-)
-"""Patterns of the keys that are read, with the sections in which they stood until 2025."""
+class _Table(Table):
+    """The file `torchtitan.yaml`, which describes its fields."""
 
-_WITHOUT_EFFECT: Final = patterns(
-    """
-    job.[!c]* module profiling.* metrics.* optimizer.* lr_scheduler.* checkpoint.* comm.*
-    validation.* debug.*
-    memory_estimation.* profiler.* dataloader.* tokenizer.* hf_assets_path dump_folder
-    model.name model.flavor model.*_path model.norm_type model.print_after_conversion
-    training.*batch_size training.seq_len training.mixed_precision_param training.dataset*
-    training.mixed_precision_reduce training.steps training.max_norm training.gc_* training.seed
-    training.disable_cuda_graphs
-    training.deterministic training.warmup_steps parallelism.context_parallel_load_balancer
-    experimental.custom_* activation_checkpoint.per_op_sac_* activation_checkpoint.early_stop
-    quantize.*.filter_fqns
-    """
-)
-"""Patterns of the keys that no plan depends on, and of those that `_check_job` compares."""
+    file = "exports/torchtitan.yaml"
+    models: tuple[tuple[tuple[int, int, int, int], str, str, str], ...]
+    optional: Words
+    read: Words
+    as_assumed: dict[str, tuple[int | str, ...]]
+    without_effect: Words
+
 
 _MODULE_FILE: Final = re.compile(r"[A-Za-z_]\w*\.py", re.ASCII)
 
@@ -189,8 +137,9 @@ def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
     """Return the code of a configuration, and notes on it."""
     shape, traits = chosen.experiment.model.shape, chosen.experiment.traits
     figures = (shape.num_layers, shape.hidden_size, shape.vocab_size, shape.num_experts)
-    named = _MODELS.get(figures)
-    check_family(chosen, "torchtitan", ("llama",), _OPTIONAL if named else ())
+    table = _Table.shipped()
+    named = next((names for (key, *names) in table.models if key == figures), None)
+    check_family(chosen, "torchtitan", ("llama",), table.optional if named else ())
     settings = settings_of(chosen, "torchtitan", _SETTINGS)
     options = chosen.strategy.stages[0].options
     if options.expert_tp != (1 if options.ep > 1 else options.tp):
@@ -292,12 +241,12 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     Raises:
         ValueError: If torchtitan does not have a value, or a key of the STRATEGY does not follow.
     """
-    training = _section(settings, "training")
-    old = {**training, **_section(settings, "experimental")}  # until 2025
-    parallelism = {**old, **_section(settings, "parallelism")}
+    training = section_of(settings, "training")
+    old = {**training, **section_of(settings, "experimental")}  # until 2025
+    parallelism = {**old, **section_of(settings, "parallelism")}
     _check_job(settings, experiment)
     record: dict[str, Any] = {
-        ours: _count(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
+        ours: count_of(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
     }
     if record["ep"] > 1 and record["tp"] > 1:  # it divides experts by tp only without ep
         record["etp"] = 1
@@ -308,13 +257,13 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
         record["reshard_after_forward"] = reshard == "always" or (
             reshard == "default" and record["pp"] == 1
         )
-        record["shard_groups"] = _count(parallelism, "data_parallel_replicate_degree", 1)
+        record["shard_groups"] = count_of(parallelism, "data_parallel_replicate_degree", 1)
     if "global_batch_size" in training:
-        record["global_batch_size"] = _count(training, "global_batch_size", 1)
+        record["global_batch_size"] = count_of(training, "global_batch_size", 1)
     size = "batch_size" if "batch_size" in training else "local_batch_size"
-    record["micro_batch_size"] = _count(training, size, 8)
+    record["micro_batch_size"] = count_of(training, size, 8)
     if record["pp"] > 1:
-        record["micro_batch_size"] = _count(parallelism, "pipeline_parallel_microbatch_size", 1)
+        record["micro_batch_size"] = count_of(parallelism, "pipeline_parallel_microbatch_size", 1)
     if record["tp"] > 1 and parallelism.get("enable_sequence_parallel", True):
         record["sequence_parallel"] = True
     record |= _recompute(settings, len(experiment.model.indices("block")) // record["pp"])
@@ -336,16 +285,16 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
     Raises:
         ValueError: If one of them differs.
     """
-    shape, training = experiment.model.shape, _section(settings, "training")
-    length = _count(training, "seq_len", shape.sequence_length or 1)
+    shape, training = experiment.model.shape, section_of(settings, "training")
+    length = count_of(training, "seq_len", shape.sequence_length or 1)
     if length != (shape.sequence_length or length):
         raise ValueError(
             f"seq_len {length}: the experiment's model has sequence_length "
             f"{shape.sequence_length}; add --set model.sequence_length={length}"
         )
-    model = _section(settings, "model")
+    model = section_of(settings, "model")
     name, flavor = str(model.get("name")).lower(), str(model.get("flavor")).lower()
-    for (layers, width, *_), (kind, _, size) in _MODELS.items():
+    for (layers, width, *_), kind, _, size in _Table.shipped().models:
         actual = shape.num_layers, shape.hidden_size
         if (kind, size.lower()) == (name, flavor) and (layers, width) != actual:
             raise ValueError(
@@ -353,7 +302,7 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
                 f"experiment's model has {shape.num_layers} of {shape.hidden_size}: compare it "
                 "with an experiment of its own model"
             )
-    float8 = _section(settings, "float8")
+    float8 = section_of(settings, "float8")
     is_8_bit = float8.get("enable_float8_linear") or float8.get("enable_fp8_linear")
     if (is_8_bit or _EIGHT_BIT.search(str(model.get("converters")))) and (
         experiment.precision != "fp8"
@@ -376,24 +325,25 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
 
 def key_is_without_effect(key: str) -> bool:
     """Return whether no plan depends on a key, such as ``checkpoint.interval``."""
-    return not not_read([key], "", known=_WITHOUT_EFFECT)
+    return not not_read([key], "", known=_Table.shipped().without_effect)
 
 
 def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, ...]:
     """Return what to say about keys that are not read; those that are off are not mentioned."""
-    parallelism = _section(settings, "parallelism")
+    parallelism, table = section_of(settings, "parallelism"), _Table.shipped()
     assumed = [
         f"parallelism.{key}"
-        for key, values in _AS_ASSUMED.items()
+        for key, values in table.as_assumed.items()
         if parallelism.get(key) in values
     ]
-    notes = not_read(switched_on(settings), file, known=(*_WITHOUT_EFFECT, *_READ, *assumed))
-    recompute = _section(settings, "activation_checkpoint")
+    read = (*table.without_effect, *table.read, *assumed)
+    notes = not_read(switched_on(settings), file, known=read)
+    recompute = section_of(settings, "activation_checkpoint")
     if recompute.get("mode") == "selective" and not _every(recompute):
         why = (
             "planned as recompute of the attention core; torchtitan keeps other operators' results"
         )
-        notes += not_read(["activation_checkpoint.mode selective"], file, known=(), why=why)
+        notes += not_read(["activation_checkpoint.mode selective"], file, why=why)
     return notes
 
 
@@ -410,7 +360,7 @@ def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> li
     some (``generate_llm_fqn_per_model_part``, torchtitan/distributed/pipeline_parallel.py).
     """
     keys = [f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")]
-    first, last = (_count(parallelism, key, 1, low=0) for key in keys)
+    first, last = (count_of(parallelism, key, 1, low=0) for key in keys)
     blocks = model.indices("block")
     share, rest = divmod(len(blocks) + first + last, pp)
     if share <= max(first, last) and pp > 1:
@@ -422,7 +372,7 @@ def _default_bounds(parallelism: Mapping[str, Any], pp: int, model: Model) -> li
 
 def _recompute(settings: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
     """Return the key ``recompute`` of stages with a number of blocks, if the settings have it."""
-    checkpoint = _section(settings, "activation_checkpoint")
+    checkpoint = section_of(settings, "activation_checkpoint")
     key, value = "mode", checkpoint.get("mode")
     if value is None:
         key, value = "recompute", settings.get("recompute")
@@ -437,15 +387,6 @@ def _recompute(settings: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
         layers = num_blocks // every
         return {"recompute": {"kind": "full", "layers": layers} if layers else "none"}
     return {"recompute": recompute.to_json()}
-
-
-def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the keys of a section; empty if the section is missing."""
-    section = settings.get(name, {})
-    if not isinstance(section, Mapping):
-        message = f"{name}: found {shown(section)}; expected keys with values"
-        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
-    return section
 
 
 def _bounds(parts: object, model: Model) -> list[int]:
@@ -468,11 +409,3 @@ def _bounds(parts: object, model: Model) -> list[int]:
             f"are {', '.join(names[:3])}, ..., {names[-1]}"
         )
     return [0, *(numbers[part[0]] for part in parts[1:]), model.num_layers]
-
-
-def _count(values: Mapping[str, Any], key: str, default: int, *, low: int = 1) -> int:
-    value = values.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _MOST:
-        message = f"{key}: found {shown(value)}; expected a count: write the number into the file"
-        raise ValueError(message)
-    return value

@@ -4,22 +4,21 @@ A key is read, or refused because it makes another architecture, or named as not
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
-from importlib import resources
+from functools import partial
 from itertools import takewhile
-from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict
 from pydantic import dataclasses as checked
 
 from amp_ray.errors import InputError, Mistakes, Where, printable, shown
 from amp_ray.inputs.not_read import not_read
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import MOST_LAYERS
+from amp_ray.shipped import Table, with_inherited
 
 _MERGED: Final = ("keys", "fixed", "defaults", "expects")
 _FLAGS: Final = ("tied_embedding", "attention_bias", "query_key_norm")
@@ -53,27 +52,19 @@ class Architecture:
         return key in _READ_BELOW or any(key in names for names in self.keys.values())
 
 
-def _read_table() -> tuple[Mapping[str, Architecture], re.Pattern[str], re.Pattern[str]]:
-    """Read the shipped records; each one inherits the fields of the record that it names."""
-    text = resources.files("amp_ray.inputs").joinpath("architectures.yaml").read_text("utf-8")
-    file = yaml.safe_load(text)
-    table, checker = file["types"], TypeAdapter(Architecture)
-
-    def fields_of(name: str) -> dict[str, Any]:
-        record = {key: value for key, value in table[name].items() if key != "like"}
-        inherited = fields_of(table[name]["like"]) if "like" in table[name] else {}
-        merged = {key: inherited.get(key, {}) | record.get(key, {}) for key in _MERGED}
-        return inherited | record | merged
-
-    records = {name: checker.validate_python(fields_of(name)) for name in table}
-    return MappingProxyType(records), _any_of(file["other_parts"]), _any_of(file["no_figure"])
+_Names = Annotated[re.Pattern[str], BeforeValidator(lambda names: "|".join(map(translate, names)))]
+_Records = Annotated[
+    dict[str, Architecture], BeforeValidator(partial(with_inherited, merged=_MERGED))
+]
 
 
-def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, patterns)))
+class Types(Table):
+    """The file `architectures.yaml`."""
 
-
-ARCHITECTURES, _OTHER_PARTS, _NO_FIGURE = _read_table()
+    file = "inputs/architectures.yaml"
+    types: _Records
+    other_parts: _Names
+    no_figure: _Names
 
 
 def read_config(text: str, file: str) -> tuple[dict[str, Any], Architecture]:
@@ -93,7 +84,7 @@ def read_config(text: str, file: str) -> tuple[dict[str, Any], Architecture]:
     if part is not None:
         outer = {key: value for key, value in whole.items() if key != part}
         unread += replace(config, place=Where(file=file)).unread(outer)
-    notes = not_read(unread, file, known=())
+    notes = not_read(unread, file)
     towers = (key for key in whole if _is_tower(key, whole[key]))
     remarks = {
         "name": config.kind,
@@ -128,14 +119,17 @@ class _Config:
     @classmethod
     def of(cls, values: Mapping[str, Any], place: Where) -> Self:
         """Find the record of a configuration; refuse an unknown type."""
-        kind = values.get("model_type")
-        if not isinstance(kind, str) or kind not in ARCHITECTURES:
-            parts = [k for k, v in values.items() if _OTHER_PARTS.match(k) and not _is_off(k, v)]
+        kind, table = values.get("model_type"), Types.shipped()
+        if not isinstance(kind, str) or kind not in table.types:
+            is_part = table.other_parts.match
+            parts = [
+                key for key, value in values.items() if is_part(key) and not _is_off(key, value)
+            ]
             having = f" with {', '.join(parts[:_MOST_PARTS])}" if parts else ""
-            types = ", ".join(ARCHITECTURES)
+            types = ", ".join(table.types)
             message = f"found {shown(kind)}{having}; expected one of {types}; {_ADVICE}"
             raise InputError(message, where=_within(place, "model_type"))
-        architecture = ARCHITECTURES[kind]
+        architecture = table.types[kind]
         stated = {key: value for key, value in values.items() if value is not None}
         values = {k: v for k, v in architecture.defaults.items() if v is not None} | stated
         return cls(values=values, kind=kind, architecture=architecture, place=place)
@@ -166,10 +160,11 @@ class _Config:
         expected = self.architecture.expects.get(key)
         if expected is not None:
             return expected
+        table = Types.shipped()
         is_read = key in self.architecture.expects or self.architecture.reads(key)
-        if is_read or _is_off(key, value) or _is_tower(key, value) or _NO_FIGURE.match(key):
+        if is_read or _is_off(key, value) or _is_tower(key, value) or table.no_figure.match(key):
             return [value]
-        return [] if _OTHER_PARTS.match(key) else None
+        return [] if table.other_parts.match(key) else None
 
     def figures(self) -> dict[str, Any]:
         """Return the figures; a ``InputError`` names each wrong one."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from amp_ray.errors import printable
+from amp_ray.errors import printable, shown
 
 _MOST_NAMES: Final = 20
 _LONGEST_NAME: Final = 80
+_MOST: Final = 10**9  # largest count; larger ones are mistakes
 _OFF: Final[tuple[object, ...]] = (False, None, "", 0, [], "auto", "none", "no", "NO")
 
 
@@ -37,9 +38,22 @@ class NotRead:
         return printable(f"not read: {text} ({self.file}: {self.why})").replace("\n", "\\n")
 
 
-def patterns(text: str) -> tuple[str, ...]:
-    """Return the patterns of a table, which are divided by white space."""
-    return tuple(text.split())
+def section_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the keys of a section of a configuration; empty if it is missing."""
+    section = values.get(name)
+    if section is not None and not isinstance(section, Mapping):
+        message = f"{name}: found {shown(section)}; expected keys with values"
+        raise ValueError(message)
+    return section or {}
+
+
+def count_of(values: Mapping[str, Any], key: str, default: int, *, low: int = 1) -> int:
+    """Return a key's integer of at least ``low``; refuse any other value."""
+    value = values.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _MOST:
+        message = f"{key}: found {shown(value)}; expected a count: write the number into the file"
+        raise ValueError(message)
+    return value
 
 
 def switched_on(values: Mapping[str, Any], before: str = "") -> Iterator[str]:
@@ -61,7 +75,7 @@ def not_read(
     names: Iterable[str],
     file: str,
     *,
-    known: Collection[str],
+    known: Collection[str] = (),
     shown_as: str = "{}",
     why: str = "not modelled",
 ) -> tuple[NotRead, ...]:

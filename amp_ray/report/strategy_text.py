@@ -168,11 +168,11 @@ def communication(*strategies: Mapping[str, Any]) -> list[str]:
 
 def notation(texts: Sequence[str]) -> list[str]:
     """List explanations of the short forms in the texts of some strategies, each once."""
-    found = {
+    matches = {
         pattern: next(filter(None, (re.search(pattern, text) for text in texts)), None)
         for pattern in _NOTATION
     }
-    return [match.expand(_NOTATION[pattern]) for pattern, match in found.items() if match]
+    return [match.expand(_NOTATION[pattern]) for pattern, match in matches.items() if match]
 
 
 def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:

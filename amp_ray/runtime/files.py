@@ -23,7 +23,6 @@ from amp_ray.calibration.observation import noise_of
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.exports.reading import is_program, read_program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import SLICES_SUFFIX, Profile
@@ -168,6 +167,8 @@ def _strategy_record(
 
 
 def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Entry, ...]:
+    from amp_ray.exports.reading import is_program, read_program  # noqa: PLC0415 - few plans need it
+
     text = read_text(path)
     if text.lstrip()[:1] == "{" and not is_program(text):
         record = parse_json(text, file=str(path))

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.ray.searching import num_cpus
+from amp_ray.shipped import read_shipped
 from amp_ray.trials.runtime_strategy import RUNTIMES
 
 _LOGGER = logging.getLogger(__name__)
@@ -82,8 +82,7 @@ fewer tokens/s than those of `_SPREADING_RUNTIME` at half of this length, 21 to 
 @cache
 def presets() -> dict[str, dict[str, dict[str, Any]]]:
     """Return the named models and clusters."""
-    text = resources.files("amp_ray").joinpath(_PRESETS).read_text(encoding="utf-8")
-    return dict(parse_yaml(text, file=_PRESETS).values)
+    return dict(read_shipped(_PRESETS))
 
 
 def preset(kind: str, name: str) -> dict[str, Any]:

@@ -7,16 +7,15 @@ They are input to the cost model, which never asks for a runtime by name.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter
 from pydantic import dataclasses as checked
 
 from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, Kernels
 from amp_ray.models.model import LayerList
+from amp_ray.shipped import read_shipped, with_inherited
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
@@ -682,17 +681,11 @@ def _set_or(value: float | None, otherwise: float) -> float:
 
 
 def _read_table() -> Mapping[str, RuntimeTraits]:
-    """Read the shipped records; each one inherits the traits of the record that it names."""
-    text = resources.files("amp_ray.runtimes").joinpath("runtimes.yaml").read_text("utf-8")
-    table = yaml.safe_load(text)  # YAML reads 63e-6 as text; the checker converts it
-    checker = TypeAdapter(RuntimeTraits)
-
-    def traits_of(name: str) -> dict[str, Any]:
-        record = table[name]
-        inherited = traits_of(record["like"]) if "like" in record else {}
-        return inherited | {key: value for key, value in record.items() if key != "like"}
-
-    records = {name: checker.validate_python({"name": name, **traits_of(name)}) for name in table}
+    checker = TypeAdapter(RuntimeTraits)  # it converts 63e-6, which is text in YAML
+    table = with_inherited(read_shipped("runtimes/runtimes.yaml"))
+    records = {
+        name: checker.validate_python({"name": name, **record}) for name, record in table.items()
+    }
     return MappingProxyType(records)
 
 

@@ -175,9 +175,9 @@ def plainest_first(ranking: Ranking, *, has_experts: bool = False) -> Ranking:
     leading = ranking.leading
     if has_experts and _gathers_experts(fastest.strategy):
         limit_s = _sample_s(fastest) * (1 + ranking.relative_error)
-        others = [one for one in leading if not _gathers_experts(one.strategy)]
-        if others and _sample_s(least := min(others, key=_sample_s)) <= limit_s:
-            fastest, leading = least, others
+        spread = [one for one in leading if not _gathers_experts(one.strategy)]
+        if spread and _sample_s(least := min(spread, key=_sample_s)) <= limit_s:
+            fastest, leading = least, spread
     limit_s = _sample_s(fastest) * (1 + ranking.near_fraction)
     near = [one for one in leading if _sample_s(one) <= limit_s]
     needed_ep = _most(fastest.strategy, "ep")

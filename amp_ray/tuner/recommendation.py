@@ -141,8 +141,8 @@ def _recommendation(
 ) -> Recommendation:
     figure, ties = knowledge.status.figures.get(index), _ties(state, knowledge, index)
     if ties:
-        others = "1 other is" if len(ties) == 1 else f"{len(ties)} others are"
-        reason += f"; {others} as good"
+        tied = "1 other is" if len(ties) == 1 else f"{len(ties)} others are"
+        reason += f"; {tied} as good"
     freedom = PRIOR_REPEATS + knowledge.status.num_repeats
     is_normal = figure is None or freedom == PRIOR_REPEATS
     confidence = state.settings.confidence_fraction

@@ -25,6 +25,7 @@ from typing import Final
 from amp_ray.errors import HostError, InputError, Where, placed, printable
 from amp_ray.inputs.hostfile import SshTarget, parse_target
 from amp_ray.runtime.files import read_text
+from amp_ray.shipped import Table, Words
 
 _LOGGER: Final = logging.getLogger(__name__)
 DEFAULT_CONFIG: Final = "~/.ssh/config"
@@ -38,46 +39,14 @@ _READ: Final = frozenset(
     {"host", "hostname", "port", "user", "proxyjump", "identityfile", "hostkeyalias", *_LISTS}
 )
 
-_REFUSED: Final = {
-    "proxycommand": "use ProxyJump",
-    "canonicalizehostname": "write host names in full",
-    "revokedhostkeys": "mark the keys @revoked in a known_hosts file",
-}
-"""Options without which we would go elsewhere than ssh, or trust whom it does not."""
 
-_NEUTRAL: Final = {
-    "certificatefile": "none",
-    "controlpath": "none",
-    "proxycommand": "none",
-    "revokedhostkeys": "none",
-    "stricthostkeychecking": "true",
-    "verifyhostkeydns": "ask",
-}
-"""Values that do what we do anyway, beside the defaults."""
+class _Table(Table):
+    """The file `ssh_options.yaml`, which describes its fields."""
 
-_HARMLESS: Final = frozenset(
-    re.findall(
-        r"\w+",
-        """
-    addkeystoagent batchmode canonicaldomains canonicalizefallbacklocal canonicalizemaxdots
-    canonicalizepermittedcnames challengeresponseauthentication checkhostip
-    clearallforwardings compression compressionlevel connectionattempts connecttimeout controlmaster
-    controlpersist dynamicforward enableescapecommandline enablesshkeysign escapechar
-    exitonforwardfailure fingerprinthash forkafterauthentication forwardagent forwardx11
-    forwardx11timeout forwardx11trusted gatewayports gssapiauthentication
-    gssapidelegatecredentials gssapikeyexchange gssapirenewalforcesrekey gssapitrustdns
-    hashknownhosts hostbasedauthentication identitiesonly ignoreunknown ipqos
-    kbdinteractiveauthentication kbdinteractivedevices localcommand localforward loglevel logverbose
-    nohostauthenticationforlocalhost numberofpasswordprompts obscurekeystroketiming
-    passwordauthentication permitlocalcommand permitremoteopen preferredauthentications
-    pubkeyauthentication rekeylimit remotecommand remoteforward requesttty sendenv
-    serveralivecountmax serveraliveinterval sessiontype setenv stdinnull streamlocalbindmask
-    streamlocalbindunlink syslogfacility tag tcpkeepalive tunnel tunneldevice updatehostkeys
-    usekeychain visualhostkey warnweakcrypto xauthlocation
-    """,
-    )
-)
-"""Options on which neither the place, the keys nor the trust of our connections depend."""
+    file = "runtime/hosts/ssh_options.yaml"
+    refused: dict[str, str]
+    neutral: dict[str, str]
+    harmless: Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +118,18 @@ class SshConfig:
             options: Its options if the command of every ``Match exec`` fails.
             if_true: Its options if every one succeeds.
         """
-        for key in sorted({*options, *if_true, *self._defaults} - _HARMLESS - {"host"}):
+        table = _Table.shipped()
+        read = {*options, *if_true, *self._defaults}
+        for key in sorted(read.difference(table.harmless, ["host"])):
             values = options.get(key)
             if values != if_true.get(key):
                 message = "depends on the command of a Match exec in the ssh configuration"
                 advice = "which is not run; name one without it as trials.ssh.config"
                 raise HostError(f"{host}: {key} {message}, {advice}")
-            if values in (self._defaults.get(key), (_NEUTRAL.get(key),)) or key in _READ:
+            if values in (self._defaults.get(key), (table.neutral.get(key),)) or key in _READ:
                 continue
-            if key in _REFUSED:
-                text = f"{key} of the ssh configuration is not supported; {_REFUSED[key]}"
+            if key in table.refused:
+                text = f"{key} of the ssh configuration is not supported; {table.refused[key]}"
                 raise HostError(f"{host}: {text}")
             if key not in self._remarks:
                 self._remarks.add(key)

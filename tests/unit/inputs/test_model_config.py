@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.model_config import ARCHITECTURES
+from amp_ray.inputs.model_config import Types
 from amp_ray.inputs.model_shape import ModelSection, model_shape
 from amp_ray.models.families import build_model
 from amp_ray.models.model import ModelShape
@@ -280,7 +280,7 @@ def test_a_key_of_another_architecture_is_refused_wherever_it_stands(
 
 
 def test_no_type_takes_blocks_of_several_kinds_for_its_own() -> None:
-    for kind in ARCHITECTURES:
+    for kind in Types.shipped().types:
         for key in ("block_configs", "hybrid_override_pattern", "full_attention_interval"):
             with pytest.raises(InputError, match=rf"{key}: found .* '{kind}' has no such part"):
                 read({"model_type": kind, key: [4]})
