@@ -152,13 +152,8 @@ def slowest_wait_s(num_ranks: int, num_collectives: int, host_s: float, launch_s
     of ``n`` sums is later than the mean by the largest of ``n`` normal deviates (Blom, Statistical
     Estimates and Transformed Beta-Variables, 1958). With torch 2.13 on two cores shared with other
     work, the slowest of 8 (4) times of eight operators took 1.51 (1.23) times the mean; by this
-    formula 1.51 (1.37).
-
-    Args:
-        num_ranks: Ranks that wait for each other in a collective.
-        num_collectives: Collectives in a pass.
-        host_s: Seconds of all launches of the pass.
-        launch_s: Seconds of one launch.
+    formula 1.51 (1.37). ``host_s`` are the seconds of all launches of a pass, ``launch_s`` those of
+    one.
 
     Example:
         >>> slowest_wait_s(1, 2, 1.0, 0.01)
@@ -489,11 +484,7 @@ class LayerCosts:
     ) -> tuple[FloatArray, bool]:
         """Return the seconds of every layer for one micro-batch on one kind of rank.
 
-        Args:
-            rank: Device, tp, micro-batch size, precision.
-            ring: Rate and latencies of the tensor-parallel all-reduces.
-            recompute: The part of every block that the backward pass recomputes.
-            exchange: Rate and latencies of the experts' all-to-alls.
+        ``ring`` carries the tensor-parallel all-reduces, ``exchange`` the experts' all-to-alls.
 
         Returns:
             Forward pass, backward pass with recompute, and the all-reduces within both, shape ``(3,

@@ -274,10 +274,7 @@ class MemoryModel:
 
         Temporary tensors of a running layer belong to one slice. The gradients of all keys and
         values of a micro-batch are kept beside its activations until its first slice has run
-        backward.
-
-        Args:
-            share: Size of the largest slice as a share of the micro-batch.
+        backward. ``share`` is the size of the largest slice as a share of the micro-batch.
         """
         shape, rank = self.weights.model.shape, self.rank
         heads = shape.num_key_value_heads / shape.num_heads
@@ -702,11 +699,7 @@ class StageMemory:
         return [(peak_bytes, device) for peak_bytes, _, device in fullest]
 
     def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
-        """Return the parts of each stage's peak, by name of `PARTS`; they add up to it.
-
-        Args:
-            bounds: As in `peaks`.
-        """
+        """Return the parts of each stage's peak, by name of `PARTS`; they add up to it."""
         rows = []
         for stage in range(len(self.needs)):
             peak_bytes, memory, _ = self._fullest(stage, bounds)
@@ -746,9 +739,8 @@ class StageMemory:
     def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.
 
-        Args:
-            scale: Every device's memory is multiplied by it.
-            num_again: Recomputed blocks of each stage; None for the number in the stages' options.
+        Every device's memory is multiplied by ``scale``; ``num_again`` is by default the number in
+        the stages' options.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.

@@ -190,11 +190,6 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     a weight, the samples of a micro-batch add rows to one product; else each sample is a separate
     product of the batch.
 
-    Args:
-        gemm: The product, per sample.
-        rank: Device, tp, micro-batch size, precision.
-        constants: Efficiencies.
-
     Returns:
         Seconds of both passes.
     """
@@ -357,11 +352,6 @@ def expected_tiles(rows: float, tile_rows: int) -> float:
 def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Phases:
     """Time a memory-bound kernel by the bytes that it reads and writes.
 
-    Args:
-        op: The kernel, per sample.
-        rank: Device, tp, micro-batch size, precision.
-        constants: Efficiencies.
-
     Returns:
         Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each. If
         products run within the kernel, `fused_attention_phases` counts them. A kernel whose
@@ -398,14 +388,8 @@ def fused_attention_phases(
     """Time attention as one kernel, whose products hide the traffic between them.
 
     Multiprocessors take blocks of unequal work in no order of their lengths: they end apart, on
-    average by half of the longest block, and no pass is shorter than that block.
-
-    Args:
-        traffic: Seconds of all that it reads and writes, and of its launches.
-        op: The kernel, per sample.
-        samples: That the rank has of a micro-batch.
-        rank: Device and precision.
-        constants: Efficiencies.
+    average by half of the longest block, and no pass is shorter than that block. ``traffic`` are
+    the seconds of all that it reads and writes, and of its launches.
     """
     rate = attention_rate(op, rank.beside_fp8, constants)
     half_block_s = op.block_flops * rank.device.num_multiprocessors / rate / 2

@@ -501,9 +501,7 @@ class StepEnds:
     def _by_layer(self, held: FloatArray, ranks: Sharers) -> tuple[FloatArray, FloatArray]:
         """Return the time to gather each layer and to reduce its gradients.
 
-        Args:
-            held: Shape ``(num_layers,)``. Parameters of a rank.
-            ranks: The ranks that hold them.
+        A rank has ``held`` parameters of each layer.
         """
         model, options, paths = self.model, ranks.options, ranks.paths
         layers, position = np.unique(held, return_inverse=True)

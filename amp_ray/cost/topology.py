@@ -141,9 +141,6 @@ class Topology:
 
         Rings that leave a node share its network interfaces; within a node a ring runs at the
         node's own rate. A ring visits each node once, in the nodes' order.
-
-        Args:
-            groups: Devices of each ring.
         """
         if isinstance(groups, np.ndarray):
             if groups.shape[1] == 1:
@@ -283,12 +280,8 @@ class Topology:
     ) -> Path:
         """Return the path with NCCL's times, unless the latencies of all its links are stated.
 
-        Args:
-            path: Path of a ring.
-            nodes: Nodes that it visits.
-            num_ranks: Its ranks.
-            inside: Rate and step of the slowest hop within a node.
-            network: The same between nodes.
+        ``inside`` is the rate and the step of the slowest hop within a node, ``network`` that
+        between nodes.
         """
         of_ring = [self.cluster.nodes[node] for node in nodes]
         scale = self.constants.latency_scale
@@ -337,11 +330,8 @@ class Topology:
         the same time, bytes for other nodes use the network interfaces, which are shared by all
         ranks of the node that send to other nodes; a rank has at most the interface of its host. Of
         several copies for one node, only one crosses the network; it is sent on over the node's
-        links, once to each rank that gets some of them.
-
-        Args:
-            groups: Devices of each group, shape ``(num_groups, size)``.
-            copies: Copies of a token, each for a random rank, of which a node and a rank get one.
+        links, once to each rank that gets some of them. ``copies`` of a token go to random ranks,
+        of which a node and a rank get one.
 
         Returns:
             The rate for all bytes of a rank, including those that it keeps.

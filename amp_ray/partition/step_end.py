@@ -285,11 +285,7 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
     """Return a lower bound on the cost of partitions with each option.
 
     Sum, bottleneck and step end are bounded separately, so a partition may cost more than the
-    bounds of all of its options.
-
-    Args:
-        problem: Costs of the pipeline, and terms of the step end.
-        limit_s: Partitions that cost more, step end included, are ignored.
+    bounds of all of its options. Partitions above ``limit_s``, step end included, are ignored.
 
     Returns:
         Shape ``(E,)``. Infinite if no partition within the limit uses the option.

@@ -99,15 +99,7 @@ def table(
     caption: str | None = None,
     padding: int = 1,
 ) -> Table:
-    """Return a table without lines around cells.
-
-    Args:
-        columns: Name and settings of each column.
-        rows: Rows, whose cells are never read as markup.
-        title: Title above the table, aligned left.
-        caption: Caption below the table.
-        padding: Number of blanks between columns.
-    """
+    """Return a table without lines around cells, which are never read as markup."""
     drawn = _Table(
         box=SIMPLE_HEAD,
         padding=(0, padding, 0, 0),

@@ -100,12 +100,9 @@ class _Names:
 
 
 def plan_record(planned: Planned, *, source: str, why_none: str | None = None) -> dict[str, Any]:
-    """Return the record of a plan.
+    """Return the record of a plan by any cost model; stages and timeline always come from ours.
 
-    Args:
-        planned: A plan by any cost model; stages and timeline always come from ours.
-        source: Path of the experiment file, for the commands on the page.
-        why_none: Why no strategy can run, and what would; None for the planner's words.
+    ``why_none`` says why no strategy can run, and what would; by default in the planner's words.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
     number = len(ranking.results) + ranking.num_left_out

@@ -700,12 +700,7 @@ RUNTIMES: Final = _read_table()
 
 
 def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
-    """Return the runtime's kernels for the layers that families share.
-
-    Args:
-        traits: Traits of the runtime.
-        context: Tokens of earlier slices, before the layers' tokens.
-    """
+    """Return the kernels for layers that families share, after ``context`` earlier tokens."""
     shared = {trait.name for trait in fields(traits)} & {part.name for part in fields(Kernels)}
     return Kernels(**{name: getattr(traits, name) for name in shared}, context=context)
 

@@ -179,9 +179,7 @@ class SpacePlanner:
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return a lower bound on the time of a candidate; infinite if it has no strategy.
 
-        Args:
-            candidate: Its recompute may be open.
-            limit_s: A bound above this limit need not be tight.
+        A bound above ``limit_s`` need not be tight.
         """
         if self.refuse(candidate) is not None:
             return math.inf
@@ -197,9 +195,7 @@ class SpacePlanner:
     def expected_s(self, candidate: Candidate) -> float:
         """Return an unproven estimate of the least time of a candidate's strategies.
 
-        Args:
-            candidate: Its degrees divide the model. If its recompute is open, the estimate assumes
-                none, which is fastest.
+        If its recompute is open, the estimate assumes none, which is fastest.
         """
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)

@@ -161,12 +161,8 @@ def plainest_first(ranking: Ranking, *, has_experts: bool = False) -> Ranking:
 
     If the ranks of the fastest gather all experts of a layer for every micro-batch, and one that
     does not is a tie of it, then those near the latter come first: networks rarely reach their rate
-    in such gathers.
-
-    Args:
-        ranking: By time. Only estimates within `NEAR_FRACTION` and the model's error change places,
-            so the first one is a tie of the fastest.
-        has_experts: Whether the model has experts.
+    in such gathers. Only estimates within `NEAR_FRACTION` and the model's error change places, so
+    the first one is a tie of the fastest.
     """
     fastest = ranking.fastest
     is_by_time = ranking.objective == "time" and ranking.near_fraction
@@ -305,10 +301,8 @@ def why_none(
 ) -> str:
     """Explain why nothing is feasible, and name the strategy with the least memory excess.
 
-    Args:
-        results: One or more, all infeasible.
-        roomiest: Strategies cut for the least memory, which may come closer.
-        with_remedies: Adds the changes by which a strategy would fit.
+    ``roomiest`` are strategies cut for the least memory, which may come closer; ``with_remedies``
+    adds the changes by which one would fit.
 
     Returns:
         Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4

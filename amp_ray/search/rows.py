@@ -41,11 +41,8 @@ def row(
 ) -> dict[str, Any]:
     """Return one result as a ROW; unknown values are null.
 
-    Args:
-        result: An estimate, or a candidate without one.
-        position: Place in the ranking, from 1; None if rows are not ranked.
-        experiment: The experiment of the result.
-        planner: Computes the parts of the memory; None leaves them out.
+    ``position`` counts from 1; None if rows are not ranked. Without a planner the parts of the
+    memory are left out.
     """
     if not isinstance(result, Estimate):
         return {

@@ -191,12 +191,7 @@ def plan_slices(
 ) -> Estimate | None:
     """Return the best plan of a candidate with token slices.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Degrees and micro-batches.
-        costs: Costs of the candidate.
-        bounds: Initial cuts: the best for whole micro-batches.
-        effort: Limits of the search.
+    ``bounds`` are the first cuts: the best for whole micro-batches.
 
     Returns:
         An estimate; None if no slices beat whole micro-batches by the closed form.

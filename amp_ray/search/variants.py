@@ -108,11 +108,8 @@ def plans_for_other_clusters(
 def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
     """Keep the candidates with certain numbers of micro-batches.
 
-    Args:
-        near: The numbers of micro-batches; empty for all.
-        candidates: Candidates for another cluster.
-        grids: Whether to keep optional candidates. A cluster without a node needs none: the real
-            cluster has them as candidates with idle devices.
+    Without numbers in ``near``, all are kept. A cluster without a node needs no optional candidates
+    (``grids``): the real cluster has them as candidates with idle devices.
     """
     required = [
         candidate

@@ -147,11 +147,8 @@ class Strategy:
     ) -> Self:
         """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
 
-        Args:
-            candidate: Degrees and micro-batches.
-            bounds: From 0 to the number of layers; of the stages, or of all their chunks.
-            placement: Device of every rank.
-            recompute: Recompute of each stage; by default the candidate's.
+        ``bounds`` are those of the stages, or of all their chunks; recompute is the candidate's by
+        default.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
@@ -189,13 +186,8 @@ class Strategy:
     ) -> Self:
         """Give stages with devices of their own their cuts.
 
-        Stages with equal dp and even samples have no shares.
-
-        Args:
-            bounds: Of the stages, from 0 to the number of layers.
-            groups: Per stage its options, the samples of one micro-batch by replica, and its
-                devices by rank.
-            num_micro_batches: Micro-batches per step.
+        Stages with equal dp and even samples have no shares. ``groups`` has per stage its options,
+        the samples of one micro-batch by replica, and its devices by rank.
         """
         shares = [row for _, row, _ in groups]
         even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
@@ -332,11 +324,6 @@ def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tu
 
     A stage keeps its number of blocks, but they are no longer adjacent: chunk 0 of all stages comes
     first, then chunk 1. Layers that are no blocks stay at their end of the model.
-
-    Args:
-        model: The chain of layers.
-        bounds: Bounds of the stages.
-        virtual_stages: Chunks per stage.
 
     Returns:
         Bounds of all chunks; two are equal where a stage has fewer blocks than chunks.

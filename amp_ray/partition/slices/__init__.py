@@ -193,10 +193,6 @@ def critical_path_s(times_s: FloatArray, factors: Sequence[float]) -> float:
     ``C(k, i) = max(C(k - 1, i), C(k, i - 1)) + times[i] factors[k]``. Run backwards, with stages
     and slices in reverse, it takes as long.
 
-    Args:
-        times_s: Time of every slice on a stage with factor 1.
-        factors: Factor on the times, per stage.
-
     Example:
         >>> critical_path_s(np.array([1.0, 2.0]), (1.0, 3.0))
         10.0
@@ -214,10 +210,6 @@ def solve_slices(tables: SliceTables, weights: Weights) -> SliceSolution | Infea
 
     Ties depend on the tables alone. Batch slices are in descending order; the objective does not
     depend on their order.
-
-    Args:
-        tables: Times on one stage.
-        weights: Weights of the objective.
 
     Example:
         >>> times_s = np.array([[1.0, 1.5, 2.0]])  # the first granule, the second alone, both
@@ -393,11 +385,9 @@ def solve_unequal(
 ) -> SliceSolution | InfeasiblePartition:
     """Find the slices with the shortest forward and backward passes through unequal stages.
 
-    Args:
-        tables: Times on a stage with factor 1.
-        factors: Factor on the times, per stage.
-        most_steps: Limit on slices tried times stages; then the search stops unproven.
-        most_cells: Limit on the table size, above which not all slices are tried.
+    ``times`` and ``factors`` are as in `critical_path_s`. Above ``most_steps`` slices tried times
+    stages the search stops unproven; if the table is larger than ``most_cells``, not all slices are
+    tried.
 
     Returns:
         Slices in the order in which they run; ``lower_bound_s`` is below ``value_s`` if a limit was

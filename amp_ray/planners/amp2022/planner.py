@@ -90,12 +90,8 @@ def predict_bounds(
 ) -> AmpTimes:
     """Predict the time of a candidate with given bounds.
 
-    Args:
-        candidate: Degrees and micro-batch; the product of the degrees is the number of ranks.
-        bounds: ``pp + 1`` half-open bounds, in entries of the published list.
-        forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
-        chain: The model.
-        network: The cluster.
+    ``bounds`` count entries of the published list; ``forward_s``, shape ``(num_entries,)``, is one
+    sample's forward at the candidate's ``tp``.
 
     Raises:
         ValueError: If the bounds do not fit the chain, or the candidate not the network.
@@ -167,12 +163,6 @@ def even_bounds(
 
     The first ``num_layers % num_stages`` stages get one more layer; then the layers outside the
     transformer go to the first and to the last stage.
-
-    Args:
-        num_layers: Transformer layers, without the layers before and after them.
-        num_stages: Stages to cut them into, at most ``num_layers``.
-        first_extra: Layers of the chain put before the transformer.
-        last_extra: Layers of the chain put after it.
 
     Returns:
         Half-open bounds of length ``num_stages + 1``.
@@ -338,12 +328,7 @@ def planned_bounds(
 ) -> tuple[int, ...]:
     """Cut one candidate by the published rule, in entries of the published list.
 
-    Args:
-        candidate: Its degrees multiply to the number of ranks, and it has at most as many stages as
-            the chain has layers to give to them.
-        forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
-        chain: The model.
-        network: The cluster.
+    ``forward_s``, shape ``(num_entries,)``, is one sample's forward at the candidate's ``tp``.
     """
     if candidate.num_micro_batches == 1:
         cuts = even_bounds(chain.num_transformer_layers, candidate.pp, *chain.even_split_extra)

@@ -362,10 +362,7 @@ class Shares:
 def group_shares(space: GroupSpace, rows: IntArray, num_samples: int) -> Shares:
     """Split a micro-batch between the ranks of groups.
 
-    Args:
-        space: The groups.
-        rows: Shape ``(V,)``. Variants of the space.
-        num_samples: Samples of one micro-batch.
+    ``rows``, shape ``(V,)``, are variants of the space.
     """
     variants, dp = space.variants, space.variants.dp[rows]
     even = num_samples // dp
@@ -499,12 +496,7 @@ class GroupTable:
 
 
 def group_table(space: GroupSpace, num_micro_batches: int) -> GroupTable:
-    """Compute times and memory of the groups of a space.
-
-    Args:
-        space: The groups.
-        num_micro_batches: A divisor of the global batch size.
-    """
+    """Compute times and memory of the groups of a space."""
     every = np.arange(len(space.variants.edge))
     blocks = np.split(every, range(_BLOCK, len(every), _BLOCK))
     parts = [_block(space, rows, num_micro_batches) for rows in blocks]

@@ -222,11 +222,7 @@ def metis_cost(setting: MetisSetting, plan: MetisPlan) -> MetisCost | Reason:
     """Compute the time of a plan by the published formulas.
 
     ``(B - 1) max(t) + sum(t)`` for ``B`` micro-batches and stage times ``t``, plus the other terms
-    of `MetisCost`.
-
-    Args:
-        setting: The inputs.
-        plan: Any plan of the cluster, even one that loses layers or has empty stages.
+    of `MetisCost`. A plan may even lose layers or have empty stages.
 
     Returns:
         The cost, or the reason why the planner drops the plan: a time that no profile file has.

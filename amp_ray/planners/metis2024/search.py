@@ -98,10 +98,8 @@ def build_problem(
 ) -> PlansProblem | None:
     """Build the problem of some groups.
 
-    Args:
-        table: Every group.
-        chosen: Shape ``(G,)``. Groups of the table that may be used.
-        exact: Sets of ranks whose groups get one option per first layer.
+    ``chosen``, shape ``(G,)``, are the groups of the table that may be used. Groups of the sets of
+    ranks in ``exact`` get one option per first layer.
 
     Returns:
         The problem; None if no sequence of the chosen groups uses all devices.

@@ -134,8 +134,7 @@ class OperatorSearch:
     def options(self, micro_batch_size: int) -> list[OperatorOption]:
         """Return every measured tp, dp and algorithm of a stage that fits the devices.
 
-        Args:
-            micro_batch_size: Samples over all replicas.
+        The micro-batch size counts samples over all replicas.
         """
         experiment, profile = self.cost_model.experiment, self.cost_model.profile
         limits, everyone = experiment.limits, experiment.cluster.num_devices

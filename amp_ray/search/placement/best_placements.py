@@ -54,12 +54,8 @@ def plan_placements(
 ) -> list[Estimate]:
     """Choose devices and cuts of a candidate, and estimate the result.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        start: Best estimate of `simple_plans`; if set, the search starts only from its devices.
-            Otherwise it also simulates rank ``r`` on device ``r``.
-        effort: Limits of the search.
+    If ``start`` is set, the best of `simple_plans`, the search starts only from its devices.
+    Otherwise it also simulates rank ``r`` on device ``r``.
 
     Returns:
         The best estimate, and perhaps a worse one with other devices or cuts: if some plans are
@@ -94,10 +90,6 @@ def plan_listed(
 
 def _best_and_safe(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[Estimate]:
     """Return the best plan for the whole memory, and the best safe one, if they differ.
-
-    Args:
-        chains: Of the candidate, with the whole memory.
-        plan: Returns the best plan for a part of the memory.
 
     Returns:
         One or two plans, best first.
@@ -183,10 +175,8 @@ def solve_chains(
 ) -> PlacementSolution:
     """Find the best placements by the objective, as `solve_placement` does.
 
-    Args:
-        chains: Cuts and estimates of the candidate; new estimates are cached in it.
-        built: The candidate's problem for the whole memory, as `build_problem` returns it.
-        starts: Devices to start from, in the order of the ranks; by default `class_orders`.
+    ``built`` is the candidate's problem for the whole memory. The search starts from the devices in
+    ``starts``, by default `class_orders`.
     """
     cluster, effort = chains.cost_model.experiment.cluster, chains.effort
     orders = starts or class_orders(cluster, chains.candidate, effort)

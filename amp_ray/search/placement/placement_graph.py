@@ -116,13 +116,7 @@ class Grower:
         return None if expanded is None else self.joined(len(level.states), *expanded)
 
     def joined(self, num_vertices: int, source: IntArray, steps: IntArray) -> Level | None:
-        """Return the vertices that options of a level lead to; None if cuts are too many.
-
-        Args:
-            num_vertices: Vertices in the level.
-            source: Vertex of each option.
-            steps: Step of every class, by option.
-        """
+        """Return the vertices that options of a level lead to; None if cuts are too many."""
         priced = self._priced(steps)
         if priced is None:
             return None
@@ -168,12 +162,7 @@ class Grower:
         return option, rows[begin[kind[option]] + offset]
 
     def expanded(self, states: IntArray, most: float) -> tuple[IntArray, IntArray] | None:
-        """Return sources and steps of all options; None if there are none, or too many.
-
-        Args:
-            states: As in `Level`.
-            most: Largest number of options.
-        """
+        """Return sources and steps of all options; None if there are none, or too many."""
         expanded: list[tuple[IntArray, IntArray]] = []
         at_once = max(1, MOST_PAIRS // len(states))
         for first in range(0, len(self._shares), at_once):

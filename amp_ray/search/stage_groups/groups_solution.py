@@ -168,10 +168,7 @@ def _best_among_few(
 ) -> tuple[GroupsProblem, BestGroups]:
     """Find the best plan; if states count stages, first solve with few choices to prune others.
 
-    Args:
-        loose: The problem with the memory limits of the shortest pipeline.
-        whole: The problem with exact memory limits.
-        upper_bound_s: Plans that cost more are pruned.
+    ``loose`` has the memory limits of the shortest pipeline, ``whole`` the exact ones.
 
     Returns:
         The problem with the remaining choices, and its best plan.
@@ -202,11 +199,7 @@ class Simulations:
     estimates: dict[Strategy, Estimate]  # of every plan, in the order of simulation
 
     def run(self, best: BestGroups) -> None:
-        """Simulate plans until none can be faster.
-
-        Args:
-            best: The best plan by the closed form; it fits.
-        """
+        """Simulate plans from the best one by the closed form until none can be faster."""
         assert best.strategy is not None
         self._add(best.strategy)
         excess_s = self._excess_s(best.strategy, best.value_s)
@@ -344,13 +337,7 @@ class Prices:
 def lacking(
     costs: GroupCosts, groups: Sequence[GroupOption], plan: Strategy
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the time that the closed form misses: per stage and micro-batch, and at the step end.
-
-    Args:
-        costs: Costs of the candidate.
-        groups: Group options of the stages.
-        plan: The strategy of these stages.
-    """
+    """Return the time that the closed form misses, by stage and micro-batch, and at step ends."""
     model = costs.device_groups.cost_model
     blocked = np.zeros(len(groups))
     if model.experiment.traits.blocking_transfers:

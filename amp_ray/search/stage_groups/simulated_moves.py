@@ -99,12 +99,6 @@ def moved_plans(
 ) -> list[Estimate]:
     """Return faster plans that moves of the fastest ones reach.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        tps: Tensor-parallel degrees that a stage may have.
-        plans: Plans that fit.
-        effort: Limits of the search.
-
     Returns:
         The fastest plan, and the fastest that is not likely to run out of memory; without plans
         that are not faster than the given ones.
@@ -253,11 +247,7 @@ class SimulatedSearch:
     ) -> Estimate | None:
         """Return the estimate of a layout with good cuts; None if it is not near the best.
 
-        Args:
-            key: The layout's key.
-            layout: The stages.
-            num_steps: Number of micro-batches.
-            moved: The plan that was moved; its cuts are tried too, as far as they remain.
+        The cuts of ``moved``, the plan that was moved, are tried too, as far as they remain.
         """
         assert self.best is not None
         model, limit_s = self.moves.cost_model, self.best.iteration_time_s
@@ -723,11 +713,7 @@ class Moves:
     def _spread(self, use: Use, devices: Sequence[int], tp: int = 0, size: int = 0) -> Use | None:
         """Return a stage on these devices, with samples by speed; None if limits forbid it.
 
-        Args:
-            use: The stage as it is.
-            devices: Devices, in the order in which nodes come.
-            tp: Tensor-parallel degree; by default the stage's.
-            size: Samples of one micro-batch; by default the stage's.
+        ``devices`` are in the order in which nodes come; tp and samples are by default the stage's.
         """
         tp, size = tp or use.options.tp, size or sum(use.shares)
         replicas = self._replicas(tuple(devices), tp)

@@ -49,10 +49,8 @@ class Replicas:
 def replicas_of(processes: Sequence[int], num_shards: int, limit: dt.timedelta) -> Replicas:
     """Create the groups of this process; collective over ``processes``.
 
-    Args:
-        processes: Processes that hold the same layers, by replica index.
-        num_shards: Number of consecutive processes that form a shard group.
-        limit: Time limit of each collective.
+    ``processes`` hold the same layers, by replica index; ``num_shards`` consecutive ones form a
+    shard group.
     """
     rows = tuple(
         tuple(sorted(processes[first : first + num_shards]))

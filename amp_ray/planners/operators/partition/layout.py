@@ -164,11 +164,7 @@ def blocks_within(
 ) -> Blocks:
     """List the stages that a chain with no stage above a cap can contain.
 
-    Args:
-        cap_s: May be infinite.
-        cuts: Shape ``(C,)``. Where stages may begin and end.
-        problem: The problem.
-        programme: The problem, laid out.
+    Stages may begin and end at ``cuts``.
 
     Returns:
         Blocks in ascending order of stages behind, then devices behind, then devices.

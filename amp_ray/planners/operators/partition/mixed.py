@@ -54,11 +54,9 @@ def with_mixes(
 ) -> tuple[OperatorProblem, IntArray]:
     """Add mixes of options that are allowed at the same places, and bound all other mixes.
 
-    Args:
-        problem: Every option gives all operators the same degrees.
-        joins: Exchange times, for options on the same number of devices.
-        synchronised: Shape ``(V,)``. Options with the same number synchronise gradients together,
-            so the part of their step end that does not depend on the operators counts once.
+    Every option of ``problem`` gives all operators the same degrees. Options with the same number
+    in ``synchronised``, shape ``(V,)``, synchronise gradients together, so the part of their step
+    end that does not depend on the operators counts once.
 
     Returns:
         The problem with more options; and the option of each operator under each of them, shape

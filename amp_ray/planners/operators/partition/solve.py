@@ -64,10 +64,6 @@ def solve_operators(
     with a longer step end than theirs costs more, so the search goes on with shorter step ends
     only, until the most that a shorter one can save is less than the extra time of the stages.
 
-    Args:
-        problem: The problem.
-        upper_bound_s: Chains that cost more are not searched.
-
     Returns:
         The best stages with a lower bound; or the reason why there are none; or, if all chains cost
         more than ``upper_bound_s``, that the problem was pruned.
@@ -170,10 +166,7 @@ class _Search:
     def _least_step_end_s(self, limit_s: float, known_s: float, most_s: float) -> float:
         """Return a lower bound on the step end of every chain that costs less than a limit.
 
-        Args:
-            limit_s: The limit.
-            known_s: A lower bound that is already known.
-            most_s: Upper bound on the step ends of interest.
+        It is at least ``known_s``; step ends above ``most_s`` are of no interest.
         """
         cap_s = most_stage_s(self.problem, limit_s)
         low_s, high_s = known_s, min(most_s, self._most_step_end_s)
@@ -304,9 +297,8 @@ class Round:
     def run(self, limit_s: float, most_priced: int) -> tuple[OperatorSolution | None, float]:
         """Find the best chain with these cuts.
 
-        Args:
-            limit_s: Search only chains that cost less; not above the limit of `begin`.
-            most_priced: Approximate limit on the number of stages priced exactly.
+        Only chains below ``limit_s``, not above the limit of `begin`, are searched; ``most_priced``
+        limits the number of stages priced exactly, approximately.
 
         Returns:
             The best chain, and a lower bound on all chains that cost less than the limit.
