@@ -62,7 +62,6 @@ class _Output(io.FileIO):
         self._failed = False
 
     def write(self, data: object, /) -> int:
-        """Write the data; after a failure, do nothing."""
         size = len(memoryview(data))  # type: ignore[arg-type]
         if self._failed:
             return size

@@ -52,7 +52,6 @@ def _run_1f1b(
     duplex: bool,  # noqa: FBT001
     clock: FloatArray,
 ) -> float:
-    """Run `time_1f1b` from the times of ``clock``, shape ``(pp,)``."""
     pp = clock.size
     last_turn = num_micro_batches + pp - 2
     for step in range(2 * last_turn + pp + 1):

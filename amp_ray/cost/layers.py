@@ -179,7 +179,6 @@ def rank_model(model: Model, constants: Constants, *, tp: int, ep: int, expert_t
 
 
 def _spread(layer: Layer, tp: int, ep: int, expert_tp: int, load: float) -> Layer:
-    """Return a layer with the experts of one rank out of several."""
     if layer.experts is None:
         return layer
     here = layer.experts.operators()
@@ -454,7 +453,6 @@ class LayerWork:
         )
 
     def _residuals(self, rank: Rank, device: float, host: float) -> tuple[float, float]:
-        """Return the remaining ratios to measurements, forward and backward, at the rank's size."""
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}
         for size, measured in self.anchors.alone.items():

@@ -576,7 +576,6 @@ class MemoryModel:
         return whole + shared / shards
 
     def _shards(self, options: StageOptions) -> int:
-        """Return the number of ranks that divide the optimizer's states."""
         if options.zero.stage == 0 and self.traits.shards_without_zero(self.rank.precision):
             return options.dp
         return options.zero.shards(options.dp)

@@ -445,7 +445,6 @@ class SliceCosts:
 
     @memoised
     def _times_and_messages(self, place: Place) -> tuple[StageTimes, Messages]:
-        """Compute the costs of a slice that do not depend on cuts."""
         sequences, tokens, context = place
         stages, cluster = self.stages, self.whole.experiment.cluster
         shares = [(sequences,) * len(share) for share in stages.shares]

@@ -150,7 +150,6 @@ class Group:
 
     @property
     def _ring_s(self) -> FloatArray:
-        """Latency of the ``num_ranks - 1`` hops of a ring by protocol."""
         within = self.hops(self.within)[_RING]
         if self.num_nodes == 1:
             chain: FloatArray = (self.num_ranks - 1) * within

@@ -538,7 +538,6 @@ class TimeTables:
         exchange: Path,
         again: RecomputeKind,
     ) -> tuple[FloatArray, bool]:
-        """Return the `table` of groups with these ranks, ep and expert_tp."""
         costs = self._costs_of(ranks[0].tp, *layout)
         tables = [costs.table(rank, ring, again, exchange) for rank in ranks]
         slowest = np.max([table for table, _ in tables], axis=0)

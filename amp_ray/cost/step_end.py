@@ -433,7 +433,6 @@ class StepEnds:
 
     @cached_property
     def _tensor_paths(self) -> list[list[Path]]:
-        """Rates and latencies of each stage's tensor-parallel rings."""
         rings = self.model.topology.rings(self.stages.tensor_groups)
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 

@@ -118,7 +118,6 @@ def chunks_in_flight(
 
 @lru_cache(maxsize=1024)
 def _states(stage: int, pp: int, num_micro_batches: int, virtual_stages: int) -> FloatArray:
-    """Compute the result of `chunks_in_flight`."""
     forward, backward, *_ = pass_order(pp, num_micro_batches, virtual_stages)
     ahead = num_ahead(pp, num_micro_batches, virtual_stages)[stage]
     chunks = np.arange(virtual_stages)

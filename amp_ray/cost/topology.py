@@ -74,7 +74,6 @@ class Topology:
 
     @cached_property
     def _kinds(self) -> tuple[list[int], list[Node]]:
-        """Kind of each node, and the first node of each kind."""
         number: dict[object, int] = {}
         kinds, first = list[int](), list[Node]()
         for node, link_key in zip(self.cluster.nodes, self.cluster.link_keys, strict=True):
@@ -156,7 +155,6 @@ class Topology:
         return self._rings(np.frombuffer(content, np.int64).reshape(shape).tolist())
 
     def _rings(self, groups: Sequence[Sequence[int]]) -> Rings:
-        """Compute the result of `rings` group by group."""
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
         node_of_device = self.cluster.node_of_device
@@ -212,7 +210,6 @@ class Topology:
     def _ring(
         self, nodes: tuple[int, ...], num_ranks: int, sharers: tuple[int, ...], *, in_host: bool
     ) -> Path:
-        """Return `ring`, with the sharers of each of the nodes."""
         shared = dict(zip(nodes, sharers, strict=True))
         return self.ring(nodes, num_ranks, shared, in_host=in_host)
 

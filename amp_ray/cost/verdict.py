@@ -86,7 +86,6 @@ class Judge:
         return (traits.launch_limit_s - traits.launch_setup_s) / traits.launch_iterations
 
     def _without_parameters(self, bounds: tuple[int, ...], pp: int) -> list[Reason]:
-        """Find stages that cannot build their optimizer, or have a chunk without layers."""
         none = [
             str(chunk % pp) for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end
         ]

@@ -341,7 +341,6 @@ def _micro_batches(record: StrategyRecord) -> int:
 
 
 def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-    """Return the device at each (host, slot)."""
     device_at = {place: device for device, place in enumerate(cluster.places)}
     for host, slot in slots:
         if (host, slot) not in device_at:
@@ -389,7 +388,6 @@ _T = TypeVar("_T")
 
 
 def _common(values: set[_T]) -> _T | None:
-    """Return the only value of a set; None if there are several."""
     return values.pop() if len(values) == 1 else None
 
 

@@ -228,7 +228,6 @@ def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Laye
 
 
 def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -> Layer:
-    """Build one block; without the options of newer models it is a llama block."""
     block_width = replace(width, sliding=window or None)
     if shape.key_value_rank:
         attended = latent_attention(block_width, shape)
@@ -280,7 +279,6 @@ def _experts(shape: ModelShape, activations: tuple[Elementwise, ...], *, is_gate
 
 
 def _shared_experts(shape: ModelShape, width: Width) -> tuple[Operator, ...]:
-    """Return the shared experts, which process all tokens, as one feed-forward part."""
     if not shape.shared_feed_forward_size:
         return ()
     shared = replace(width, feed_forward=shape.shared_feed_forward_size)

@@ -206,8 +206,6 @@ def solve_with_step_end(
 
 @dataclass(slots=True, kw_only=True)
 class _BoxSearch(BestFirst[Box]):
-    """Open boxes, and the best partition so far."""
-
     problem: StepEndProblem
     met: list[Chain] | None
     best: tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None = None

@@ -79,7 +79,6 @@ class _Table(Table):
     def _row(
         self, cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[Style]
     ) -> Iterator[Segment]:
-        """Yield the lines of a row."""
         is_right = [column.justify == "right" for column in self.columns]
         ends = [self._gap] * (len(widths) - 1) + [self._gap[1:]]
         for line in zip_longest(*cells, fillvalue=""):

@@ -229,7 +229,6 @@ def _estimate(record: Mapping[str, Any], experiment: Experiment, planner: Planne
 
 
 def _empty(experiment: Experiment) -> dict[str, Any]:
-    """Return a record with only the versions that made the report."""
     environment = [("amp-ray", __version__), ("Python", platform.python_version())]
     for package in _PACKAGES:
         try:
@@ -293,7 +292,6 @@ def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:
 
 
 def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
-    """Return the figures at the top of the page, as names and texts."""
     interval = full.get("interval_s")
     ends = " to ".join(figure_text(end, 3) for end in interval or ())
     around = f" ({ends})" if ends else ""

@@ -671,7 +671,6 @@ product."""
 
 @cache
 def _recomputed(traits: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of `RECOMPUTED` for some traits."""
     parts = [RECOMPUTED[trait] for trait in traits]
     again, free = (frozenset(name for part in parts for name in part[i]) for i in (0, 1))
     return again, free

@@ -155,7 +155,6 @@ class SpacePlanner:
         return self.experiment.space == "uniform" and (is_whole or fills)
 
     def _grid_bounds(self, tables: SampleCosts) -> GridBounds:
-        """Return the lower bounds for candidates with the same tables."""
         if tables not in self._bounds:
             self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
         return self._bounds[tables]
@@ -452,7 +451,6 @@ class AmpRayPlanner:
 
     @cached_property
     def _space(self) -> SpacePlanner:
-        """Chooses cuts and devices of candidates whose other options are fixed."""
         return SpacePlanner(cost_model=self.cost_model, effort=self.effort)
 
     @cached_property

@@ -190,7 +190,6 @@ class GridBounds:
         return self._even[candidate]
 
     def _least_passes_s(self, candidate: Candidate, limit_s: float) -> float:
-        """Return the part of `_alike_s` before the step end."""
         recompute = candidate.options.recompute
         least_s, number = float("inf"), recompute.layers or 0
         for kind, fewest, most in (
@@ -472,7 +471,6 @@ class GridBounds:
 
     @memoised
     def _least_cuts_s(self, tp: int, samples: int, *, divided: bool) -> tuple[float, float]:
-        """Compute the result of `_cut_s`; infinite if no such cut is possible."""
         model = self.tables.messages
         topology, links = self.cost_model.topology, model.topology.links
         nodes = zip(topology.cluster.nodes, topology.kind_of_node, strict=True)

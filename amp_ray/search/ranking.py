@@ -194,7 +194,6 @@ def _sharding(estimate: Estimate) -> int:
 
 
 def _num_extras(strategy: Strategy, needed_ep: int) -> int:
-    """Count the techniques of `plainest_first` that a strategy uses."""
     flags = (
         _most(strategy, "ep") > needed_ep,
         strategy.is_interleaved,
@@ -204,7 +203,6 @@ def _num_extras(strategy: Strategy, needed_ep: int) -> int:
 
 
 def _most(strategy: Strategy, degree: Literal["cp", "ep"]) -> int:
-    """Return the largest degree of a stage."""
     return max(int(getattr(stage.options, degree)) for stage in strategy.stages)
 
 
@@ -355,7 +353,6 @@ def _class(result: Result) -> int:
 
 
 def _num_dimensions(strategy: Strategy) -> int:
-    """Count the dimensions that a strategy uses."""
     options = [stage.options for stage in strategy.stages]
     used = {name for stage in options for name in stage.others}
     used |= {name for stage in options for name in ("tp", "dp") if getattr(stage, name) > 1}

@@ -270,19 +270,16 @@ class RecomputeSearch:
         return self._memory[recompute]
 
     def _with(self, recompute: Recompute) -> PlacedStages:
-        """Return the stages with one recompute setting for all."""
         distinct, numbers = self.stages.distinct_options
         alike = [replace(options, recompute=recompute) for options in distinct]
         return replace(self.stages, options=[alike[number] for number in numbers])
 
     @cached_property
     def _latest(self) -> IntArray:
-        """Latest starts of stages, as `cuts.latest_starts`."""
         return latest_starts(self.cost_model.experiment, self.stages)
 
     @cached_property
     def _plain(self) -> PartitionProblem:
-        """The partition problem without recompute."""
         traits = self.cost_model.experiment.traits
         return partition_problem(self.costs(NO_RECOMPUTE), traits, self._latest, self.memory_scale)
 

@@ -157,7 +157,6 @@ class Replanner:
         return kept
 
     def _bytes(self, intervals: FloatArray) -> float:
-        """Return the bytes of intervals of shape ``(4, num_layers, 2)``."""
         return float((np.diff(intervals).squeeze(-1) * self._layer_bytes).sum())
 
     @cached_property
@@ -229,7 +228,6 @@ class Replanner:
 
 
 def _common(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Return the intersection of intervals, whose last axis is begin and end."""
     begin = np.maximum(one[..., 0], other[..., 0])
     end = np.minimum(one[..., 1], other[..., 1])
     return np.stack([begin, np.maximum(begin, end)], axis=-1)

@@ -212,7 +212,6 @@ def _check_prices(experiment: Experiment) -> None:
 
 
 def _least_bound_s(ranking: Ranking) -> float | None:
-    """Return the least lower bound; None if a row has none, or a search did not end."""
     failed = (result.reason.kind for result in ranking.results if isinstance(result, Infeasible))
     if NOT_SEARCHED in failed:
         return None

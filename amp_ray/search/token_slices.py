@@ -222,8 +222,6 @@ def granules_of(experiment: Experiment, effort: SearchEffort = EFFORT) -> Granul
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Search:
-    """The search for one candidate's slices and cuts."""
-
     cost_model: CostModel
     candidate: Candidate
     costs: StageCosts
@@ -231,7 +229,6 @@ class _Search:
 
     @property
     def granules(self) -> Granules:
-        """Positions at which sequences may be cut."""
         return granules_of(self.cost_model.experiment, self.effort)
 
     def slices(self, bounds: tuple[int, ...]) -> TokenSlices | None:

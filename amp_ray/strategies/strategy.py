@@ -420,7 +420,6 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
 
 def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
-    """Refuse slices that do not add up to a micro-batch."""
     if any(stage.shares is not None for stage in strategy.stages):
         raise ValueError("token_slices need stages that share samples evenly: leave the shares out")
     sequences = [sequences for sequences, _ in token_slices]

@@ -91,7 +91,6 @@ def _turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _product(
     left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return ``left @ right.T``; both are row-major."""
     per_tensor = functional.ScalingType.TensorWise
     return functional.scaled_mm(
         left[0],

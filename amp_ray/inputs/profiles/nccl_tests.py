@@ -96,7 +96,6 @@ def parse_nccl_tests(
 
 
 def _test_of(lines: "_Lines", file: str, collective: str | None) -> NcclTest:
-    """Return the test of a program's lines."""
     hosts, where = lines.hosts, Where(file=file)
     _check_ranks(hosts, where)
     if len(lines.times) < 2:  # noqa: PLR2004 - latency and rate
@@ -139,8 +138,6 @@ def _check_rates(rows: Sequence["_Row"], collective: Collective, num_ranks: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One size, out of place."""
-
     num_bytes: int
     seconds: float
     ratio: float | None  # bus over algorithm bandwidth, if their two decimals tell it

@@ -194,7 +194,6 @@ def _collect(values: Sequence[object], file: str, ranges: str) -> _Events:
 
 
 def _add_span(events: _Events, read: "_Reader", name_of_layer: re.Pattern[str]) -> None:
-    """Add an event with a duration, if it tells of layers."""
     kind = read.event.get("cat")
     if kind in _KERNEL_KINDS + _LAUNCH_KINDS:
         correlation = read.correlation()
@@ -220,8 +219,6 @@ def _add_span(events: _Events, read: "_Reader", name_of_layer: re.Pattern[str]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Typed values of one event."""
-
     event: Mapping[str, Any]
     file: str
     index: int

@@ -171,7 +171,6 @@ def _checked(name: str, values: ArrayLike) -> FloatArray:
 
 
 def _cells(slices: Slices) -> Iterator[tuple[int, int]]:
-    """Yield the row and column of every slice."""
     for sequences, sizes in slices:
         for end, size in zip(accumulate(sizes), sizes, strict=True):
             yield sequences - 1, packed_index(end, size)
@@ -364,7 +363,6 @@ class SliceSearch(BestFirst[Box]):
         return evaluated
 
     def _slices(self) -> Slices:
-        """Return the slices of the last evaluation."""
         batches, remaining = [], self.tables.num_sequences
         while remaining > 0:
             size = int(self.arrays.batch_slice[remaining])
@@ -495,7 +493,6 @@ def _rest(times_s: FloatArray, join: np.ufunc) -> FloatArray:
 
 
 def _batch_slices(path: np.ndarray, tables: SliceTables) -> Slices:
-    """Group consecutive slices by batch slice."""
     batches: list[tuple[int, tuple[int, ...]]] = []
     sizes: list[int] = []
     for sequences, size in path.tolist():

@@ -277,7 +277,6 @@ def _units(sizes: FloatArray) -> FloatArray:
 
 
 def _stacked(tables: list[OperatorTable], name: str) -> FloatArray:
-    """Return one measured value for all options, shape ``(V, L)``."""
     return np.array([getattr(table, name) for table in tables])
 
 
@@ -306,7 +305,6 @@ def _transfers_s(link: TransferTable, sizes: FloatArray) -> FloatArray:
 def _joins_s(
     profile: OperatorProfile, uses: Sequence[OperatorUse], input_bytes: FloatArray
 ) -> FloatArray:
-    """Return the time of exchanges between neighbouring operators, shape ``(L,)``."""
     joins = np.zeros(profile.num_operators)
     for operator, seconds, _ in resharding_s(profile, 0, uses, input_bytes):
         joins[operator - 1] += seconds

@@ -324,7 +324,6 @@ def parse_aceso_profile(
 
 
 def _operator_files(files: Mapping[str, str], model: str) -> dict[OperatorKey, str]:
-    """Return the names of a model's operator files by key."""
     names = {}
     for name in sorted(files):
         match = _OPERATORS.fullmatch(name)

@@ -226,8 +226,6 @@ def published_bounds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    """Tables that every level of the dynamic programme uses."""
-
     num_stages: int  # stages to cut into
     slack: int  # layers beyond one per stage; level ``j`` holds ``i = j + 1 ... j + 1 + slack``.
     num_waits: int  # ``num_micro_batches - 1``
@@ -426,7 +424,6 @@ class Amp2022Planner(PublishedPlanner):
             raise InputError(str(error)) from None
 
     def _published_chain(self) -> Chain:
-        """Return the chain of a model family that the published planner knows."""
         shape = self.experiment.model.shape
         if shape.family == "gpt2":
             return gpt2_chain(

@@ -92,7 +92,6 @@ class GroupSpace:
 
     @cached_property
     def _types(self) -> tuple[str, ...]:
-        """Type of every rank, in the required order or in any one order."""
         return self.setting.ordered_types(self.type_order or self.setting.node_types)
 
     @cached_property
@@ -251,7 +250,6 @@ class GroupSpace:
         return np.array(rates_of_kinds)
 
     def _taken(self, state: int) -> int:
-        """Count the devices that later stages have taken."""
         closed, _, used = self.graph.states[state]
         whole = sum(int(count) for kind, count in enumerate(self.counts) if closed >> kind & 1)
         return whole + used
@@ -538,7 +536,6 @@ def _block(
 
 
 def _distinct(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the distinct rows, ascending, and the number of each row."""
     first, number = distinct_rows(list(rows.T))
     return rows[first], number
 

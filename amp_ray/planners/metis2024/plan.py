@@ -290,7 +290,6 @@ def _layers_s(
     sizes: tuple[int, ...],
     bounds: tuple[int, ...],
 ) -> float | None:
-    """Add up a stage's layers over micro-batch sizes; None if one of the times was not measured."""
     seconds = 0.0
     for size in sizes:
         entry = setting.profile.entries.get((rank.device_type, tp, size))
@@ -301,7 +300,6 @@ def _layers_s(
 
 
 def _rest_s(setting: MetisSetting, plan: MetisPlan) -> float | Reason:
-    """Return the last stage's time beyond its layers, for all micro-batches."""
     last = plan.pp - 1
     _, tp = plan.degrees[last]
     size = setting.samples(plan, last)

@@ -272,7 +272,6 @@ def solve_table(table: GroupTable) -> MetisSolution | Reason:
 
 
 def _checked(plans: PlansProblem, answer: StepEndSolution) -> tuple[MetisPlan, MetisCost]:
-    """Return the plan of a solution and its cost by the published formulas."""
     plan, setting = plans.plan(answer), plans.table.space.setting
     cost, defects = metis_cost(setting, plan), metis_defects(setting, plan)
     if not isinstance(cost, MetisCost) or defects:

@@ -300,7 +300,6 @@ class OperatorCostModel:
     def _gathered(
         self, samples: int, first: int, uses: Sequence[OperatorUse]
     ) -> OperatorFigures | Reason:
-        """Return the figures of a stage's operators, each at its own use."""
         values = {name: np.empty(len(uses)) for name in FIGURES}
         interpolated = False
         for use in dict.fromkeys(use[:3] for use in uses):

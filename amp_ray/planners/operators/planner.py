@@ -254,13 +254,11 @@ class OperatorSearch:
         return start_s, end_s
 
     def _joins_s(self, option: OperatorOption) -> FloatArray:
-        """Return the time of exchanges between neighbouring operators."""
         uses = [option.use] * self.cost_model.profile.num_operators
         return self.cost_model.joins_s(0, uses, option.figures.input_bytes)
 
 
 def _stacked(options: Sequence[OperatorOption], name: str) -> FloatArray:
-    """Return one figure of all options, shape ``(V, L)``."""
     return np.array([getattr(option.figures, name) for option in options])
 
 

@@ -84,7 +84,6 @@ def refused(
 
 
 def _words(name: str, settings: SshSettings, identities: Sequence[str]) -> list[str]:
-    """Return the common arguments of OpenSSH's commands: options, key files, port, user, host."""
     target = parse_target(name)
     words = []
     if settings.known_hosts != _DEFAULTS.known_hosts:

@@ -147,12 +147,10 @@ class _Work:
 
     @property
     def num(self) -> int:
-        """Number of missing measurements."""
         return len(self.links) + len(self.layers) + self.step
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Descriptions of the measurements, in their order."""
         layers = Counter(
             ("slices" if point.tokens else "layers", point.tp, point.micro_batch_size)
             for point in self.layers

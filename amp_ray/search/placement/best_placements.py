@@ -310,7 +310,6 @@ class StepEndSearch(BestFirst[Interval]):
 def _with_step_end(
     problem: PlacementProblem, solution: PartitionSolution, tied_s: float
 ) -> CutPlacement:
-    """Add the step end to a solution."""
     step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
     return CutPlacement(
         value_s=solution.value_s + step_end_s,
@@ -413,7 +412,6 @@ class Walk:
 
 
 def _strategy(problem: PlacementProblem, placed: CutPlacement | PartitionSolution) -> Strategy:
-    """Convert a solution into a strategy with devices."""
     steps, cut_rows = problem.graph.path(placed.options)
     walk = Walk(moves=problem.moves, prices=problem.prices)
     placement = walk.placement(steps, cut_rows)

@@ -194,7 +194,6 @@ class Chains:
         return self._objectives_s[key]
 
     def _costs_on(self, placement: tuple[int, ...]) -> StageCosts:
-        """Return the costs of a placement that do not depend on its cuts."""
         if placement not in self._costs:
             self._costs[placement] = self.cost_model.costs(self.candidate, placement)
         return self._costs[placement]

@@ -80,7 +80,6 @@ class Grower:
 
     @property
     def _fits(self) -> bool:
-        """Whether the numbers of vertices and cuts fit into an integer."""
         states, relations = 1, 1
         for moves in self.moves:
             states *= len(moves.states)
@@ -88,7 +87,6 @@ class Grower:
         return states * 2**20 < MOST_CODES and relations < MOST_CODES
 
     def _num_device_sets(self, level: Level) -> int:
-        """Count the different sets of devices that the stage may have."""
         columns = [moves.devices_of_state[level.states[:, c]] for c, moves in enumerate(self.moves)]
         return len(distinct_rows(columns)[0])
 
@@ -111,7 +109,6 @@ class Grower:
         )
 
     def _next(self, level: Level, max_options: int) -> Level | None:
-        """Return the vertices of the next stage."""
         expanded = self.expanded(level.states, max_options)
         return None if expanded is None else self.joined(len(level.states), *expanded)
 

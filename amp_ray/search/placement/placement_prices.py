@@ -199,7 +199,6 @@ class Prices:
         return matchings(pairs, self.effort.max_matched_units, self.effort.max_matchings)
 
     def _price(self, relations: list[tuple[Pairs, ...]]) -> None:
-        """Price all matchings of several relations at once."""
         tried: list[tuple[int, Matching]] = []
         stage_nodes: list[list[int]] = []
         for index, relation in enumerate(relations):
@@ -223,7 +222,6 @@ class Prices:
 
     @property
     def _network(self) -> tuple[Topology, MessageModel]:
-        """Topology and message model for the candidate's activations."""
         return self.cost_model.network(self.candidate.micro_batch_size)
 
     def _row(self, seconds: FloatArray) -> int:

@@ -207,7 +207,6 @@ class PlacementProblem:
 
     @cached_property
     def _step_end_of_devices(self) -> IntArray:
-        """Step end of each set of devices, by its kind."""
         _, kind = np.unique(self._priced_devices[0].step_ends, axis=0, return_inverse=True)
         return kind.reshape(-1).astype(np.int64)
 

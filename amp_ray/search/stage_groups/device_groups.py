@@ -340,12 +340,10 @@ class DeviceGroups:
 
     @cached_property
     def _whole(self) -> DeviceGraph:
-        """Graph of groups of all devices."""
         return device_graph(self.cost_model.experiment.cluster, self.effort, idle=self._idle)
 
     @property
     def _idle(self) -> bool:
-        """Whether plans may leave devices idle."""
         return self.cost_model.experiment.limits.idle_devices is not False
 
     @cached_property

@@ -122,7 +122,6 @@ def within_pieces(split: Shares, ranks: Sequence[int]) -> Shares:
 
 
 def _full(samples: int, ranks: int) -> int:
-    """Return the samples of a piece's fullest rank."""
     return -(-samples // ranks)
 
 

@@ -371,7 +371,6 @@ class GroupsProblem:
 
     @property
     def _blocks(self) -> bool:
-        """Whether a transfer blocks both of its stages."""
         return self.costs.device_groups.cost_model.experiment.traits.blocking_transfers
 
     def _memory(self, option: IntArray) -> tuple[IntArray, IntArray]:
@@ -452,8 +451,6 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The best plan so far, and a lower bound of all plans."""
-
     problem: GroupsProblem
     relaxed: StepEndSolution
     upper_bound_s: float  # plans that cost more are pruned

@@ -270,7 +270,6 @@ class Simulations:
 
     @property
     def _other_s(self) -> float:
-        """Host time per iteration, the same for all plans."""
         return self.problem.costs.device_groups.cost_model.experiment.constants.host_s_per_iteration
 
     def _add(self, plan: Strategy) -> None:
@@ -292,7 +291,6 @@ class Simulations:
     def _charge(
         self, prices: "Prices", plan: Strategy, chosen: Sequence[int], excess_s: float
     ) -> None:
-        """Charge the excess of a simulation to the choices of the plan."""
         blocked, ends = lacking(self.problem.costs, prices.groups(chosen), plan)
         index = list(chosen)
         blocked -= prices.blocked_s[index]
@@ -408,7 +406,6 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
 
 
 def _step_end(costs: GroupCosts, stages: Sequence[GroupOption]) -> StepEndTerm:
-    """Return the step end of each stage."""
     step_ends = np.array([stage.step_end for stage in stages])
     ends = (0, len(stages) - 1) if len(stages) > 1 else ()
     tied_s = np.array([costs.tied_s(stage.device_group) for stage in stages])

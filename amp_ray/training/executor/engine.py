@@ -417,7 +417,6 @@ class TorchEngine:
         return self.model.loss(output, targets) * weight
 
     def _weight(self, unit: Unit, passage: Passage) -> float:
-        """Return a unit's share of the step's tokens."""
         first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
         tokens = passage.tokens
         part = tokens[unit.token_slice] / sum(tokens) if tokens else 1.0

@@ -101,7 +101,6 @@ class Messages:
 
 
 def _part(tensor: Tensor, piece: Piece) -> Tensor:
-    """Return the part of a tensor that belongs to a message."""
     part = tensor[piece.first : piece.end]
     if piece.is_whole_width:
         return part

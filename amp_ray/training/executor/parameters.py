@@ -357,7 +357,6 @@ def _check_torch() -> None:
 
 
 def _local(value: Any) -> Tensor:  # noqa: ANN401 - a DTensor
-    """Return this rank's shard of a tensor."""
     local: Tensor = value.detach().to_local()
     return local
 

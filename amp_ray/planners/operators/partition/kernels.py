@@ -407,7 +407,6 @@ def _recompute_s(
 
 @njit(**PER_STAGE)
 def _largest(values: FloatArray) -> float:
-    """Return the largest of non-negative values; 0 if there are none."""
     largest = 0.0
     for value in values:
         largest = max(largest, value)
@@ -457,7 +456,6 @@ def _plain_s(
     step_s: FloatArray,
     step: tuple[float, float, float],
 ) -> float:
-    """Return the time of a stage as `plain_s`, from the rows of its option."""
     if _stage_end_s(start, end, step_s, step) > step[2]:
         return np.inf
     edges_s = 0.0
@@ -473,7 +471,6 @@ def _plain_s(
 def _stage_end_s(
     start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
 ) -> float:
-    """Return the step end of a stage as `stage_end_s`, from the rows of its option."""
     seconds = step[0] + (step_s[end] - step_s[start])
     if (start == 0) != (end == step_s.size - 1):
         seconds += step[1]

@@ -155,7 +155,6 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
 
 
 def _per_option(values: FloatArray | None, num_options: int) -> FloatArray:
-    """Return values, or zeros for None, in one memory layout, so that kernels compile once."""
     return np.zeros(num_options) if values is None else np.ascontiguousarray(values)
 
 

@@ -206,7 +206,6 @@ def _extended(
 
 
 def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray) -> dict[str, Any]:
-    """Return the step-end arrays, by option."""
     step_ends: dict[str, Any] = {}
     if problem.step_end_s is not None:
         step_ends["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]

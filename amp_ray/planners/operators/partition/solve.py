@@ -81,7 +81,6 @@ class _Search:
 
     @classmethod
     def of(cls, problem: OperatorProblem) -> "_Search":
-        """Prepare the search of a problem."""
         kinds = layer_kinds(problem)
         programme = laid_out(problem, kinds)
         prices = StagePrices(problem=problem, programme=programme, kinds=kinds)
@@ -183,7 +182,6 @@ class _Search:
 
     @property
     def _most_step_end_s(self) -> float:
-        """Upper bound on the step end of any chain."""
         programme = self.programme
         return float(
             (programme.step_end_prefix_s[:, -1] + programme.step_start_s + programme.tied_s).max()
@@ -244,7 +242,6 @@ class _Caps(CapSearch):
     path: list[int] = field(default_factory=list)  # indices of the best chain's stages
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Find the cheapest chain with no stage above a cap."""
         cheapest: tuple[float, float, int, float] = cheapest_operators(
             cap_s,
             self.cuts,
