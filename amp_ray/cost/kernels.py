@@ -380,10 +380,8 @@ def most_like_blocks(
     micro-batches in flight, summed over chunks, ``max(0, chunks * pp - n)`` of them. So every other
     chunk has ``pp`` micro-batches in flight at that time. ``stages``, shape ``(pp, 9)``, has rows
     as in `peak_with`. ``numbers`` are the blocks of the chain, the most recomputed blocks of a
-    stage, chunks per stage, and micro-batches.
-
-    Returns:
-        Shape ``(pp,)``; -1 where nothing fits.
+    stage, chunks per stage, and micro-batches. The result has shape ``(pp,)``; -1 where nothing
+    fits.
     """
     most = np.full(len(stages), -1)
     _fill_most(stages, block, limit, numbers, most)

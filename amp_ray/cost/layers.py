@@ -266,9 +266,6 @@ class LayerWork:
         sum that gradient while they compute the weight's; the product then lacks the
         multiprocessors that the collective uses. Runtimes that keep gathered inputs do not gather
         them again.
-
-        Returns:
-            Seconds of the forward and of the backward pass.
         """
         ratio = self.collective_ratio(rank, ring)
         overlaps = self.traits.overlaps_backward_all_reduce

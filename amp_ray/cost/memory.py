@@ -739,10 +739,8 @@ class StageMemory:
         """Return per stage and end the smallest start from which all ranks of a stage fit.
 
         Every device's memory is multiplied by ``scale``; ``num_again`` is by default the number in
-        the stages' options.
-
-        Returns:
-            Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
+        the stages' options. The result has shape ``(pp, num_layers + 1)``; the end itself where
+        nothing fits.
         """
         first, smallest = self.needs[0][0]
         if all(len(needs) == 1 and needs[0] == (first, smallest) for needs in self.needs):

@@ -127,11 +127,7 @@ class MessageModel:
         return sample_bytes(self.model, tp, self.precision, sequence_parallel=divided)
 
     def crossing_bytes(self, before: StageOptions, after: StageOptions) -> tuple[FloatArray, ...]:
-        """Return the bytes of a sample's activation and gradient over all tp ranks of a cut.
-
-        Returns:
-            By boundary, shape ``(num_layers + 1,)``.
-        """
+        """Return the bytes by boundary of a sample's activation and gradient over all tp ranks."""
         divided = before.sequence_parallel or after.sequence_parallel
         kinds = (
             (self.traits.sliced_activations, after.tp),

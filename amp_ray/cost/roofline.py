@@ -189,9 +189,6 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     With ``C = A B`` the gradients are ``dA = dC B^T`` and ``dB = A^T dC``. If the second operand is
     a weight, the samples of a micro-batch add rows to one product; else each sample is a separate
     product of the batch.
-
-    Returns:
-        Seconds of both passes.
     """
     rows, columns, inner, batch = (
         float(gemm.rows),
@@ -267,9 +264,6 @@ def gemm_s(
     A partial tile takes as long as a whole one. Tiles are spread evenly over the multiprocessors;
     with fewer tiles than multiprocessors the product lasts as long as one tile. Then the result is
     written. The time to read and write everything once is a lower bound.
-
-    Returns:
-        Seconds.
     """
     device, width = rank.device, rank.bytes_per_element
     operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
@@ -439,10 +433,7 @@ def unaligned_rate(rank: Rank, constants: Constants) -> float:
 
     Where nothing was measured, it is that of the units of single precision, two numbers in half
     precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data sheet:
-    31.4 and 15.7 TFLOP/s).
-
-    Returns:
-        Floating-point operations per second; infinite in single precision.
+    31.4 and 15.7 TFLOP/s). The rate is infinite in single precision.
     """
     device = rank.device
     if device.fp32_flops is None or rank.precision == "fp32":

@@ -583,11 +583,7 @@ class StepEnds:
 
 
 def tied_pairs(first: IntArray, last: IntArray) -> IntArray:
-    """Pair the ranks of two stages that hold the same slice of a tied weight, for all replicas.
-
-    Returns:
-        Shape ``(num_pairs, 2)``.
-    """
+    """Pair ranks of two stages that hold the same slice of a tied weight: ``(num_pairs, 2)``."""
     if first.shape == last.shape:
         return np.stack([first.ravel(), last.ravel()], axis=1)
     replicas, slices = max(len(first), len(last)), lcm(first.shape[1], last.shape[1])

@@ -502,11 +502,7 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | floa
 
 
 def _split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
-    """Split a cluster into groups of consecutive, equal nodes that run trials side by side.
-
-    Returns:
-        The cluster of the first group, for which plans are made, and the host names of every group.
-    """
+    """Return the cluster of one of the equal groups for trials, and the hosts of every group."""
     size, rest = divmod(len(cluster.hosts), num_groups)
     where = document.where("trials", "host_groups")
     if rest or not size:

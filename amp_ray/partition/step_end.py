@@ -283,10 +283,8 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
     """Return a lower bound on the cost of partitions with each option.
 
     Sum, bottleneck and step end are bounded separately, so a partition may cost more than the
-    bounds of all of its options. Partitions above ``limit_s``, step end included, are ignored.
-
-    Returns:
-        Shape ``(E,)``. Infinite if no partition within the limit uses the option.
+    bounds of all of its options. Partitions above ``limit_s``, step end included, are ignored. The
+    bound is infinite if no partition within the limit uses the option.
     """
     order = problem.uncapped.options.order
     least_s = np.array([term.least_s for term in problem.terms])

@@ -36,10 +36,8 @@ def best_bounds(
 ) -> tuple[int, ...]:
     """Return the best cuts by the closed form that fit the memory.
 
-    Every device's memory is multiplied by ``memory_scale``.
-
-    Returns:
-        Bounds; if nothing fits, those that enough memory would have.
+    Every device's memory is multiplied by ``memory_scale``. If nothing fits, return the bounds that
+    enough memory would have.
     """
     ruled = ruled_bounds(experiment, costs.stages.pp)
     if ruled is not None:

@@ -272,11 +272,7 @@ def first_reason(result: Result) -> Reason:
 
 
 def reasons_text(results: Iterable[Result]) -> str:
-    """Count infeasible results by the kind of their first reason.
-
-    Returns:
-        Text such as ``12 out of memory, 5 more stages than layers``, the most frequent first.
-    """
+    """Count infeasible results by reason, as ``12 out of memory, 5 more stages than layers``."""
     counts = Counter(first_reason(result).kind for result in results)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {kind}" for kind, count in ordered)

@@ -160,9 +160,6 @@ def _beyond(
 
     Measurements with context cover a grid of sequences, tokens and contexts; a point missing from
     the grid ran out of memory.
-
-    Returns:
-        Shape ``(B, cells)``.
     """
     places = table.points.places
     measured = places[places[:, 2] > 0]
@@ -191,10 +188,8 @@ def plan_slices(
 ) -> Estimate | None:
     """Return the best plan of a candidate with token slices.
 
-    ``bounds`` are the first cuts: the best for whole micro-batches.
-
-    Returns:
-        An estimate; None if no slices beat whole micro-batches by the closed form.
+    ``bounds`` are the first cuts: the best for whole micro-batches. The result is None if no slices
+    beat whole micro-batches by the closed form.
     """
     search = _Search(cost_model=cost_model, candidate=candidate, costs=costs, effort=effort)
     if candidate.pp == 1 or search.granules.count == 1:

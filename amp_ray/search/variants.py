@@ -133,11 +133,9 @@ def without_a_node(cluster: Cluster) -> list[Cluster]:
 def levelled_clusters(cluster: Cluster) -> list[Cluster]:
     """Return the cluster with one property made equal in nodes that differ only in it.
 
-    The property is the device, the intra-node link or the network interface. All such nodes get
-    the most frequent value, and the slower one in a tie.
-
-    Returns:
-        One cluster for each of the three properties that changes a node.
+    The property is the device, the intra-node link or the network interface. All such nodes get the
+    most frequent value, and the slower one in a tie. There is one cluster for each of the three
+    properties that changes a node.
     """
     levelled = []
     for name in ("device", "intra", "inter"):

@@ -323,10 +323,8 @@ def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tu
     """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
 
     A stage keeps its number of blocks, but they are no longer adjacent: chunk 0 of all stages comes
-    first, then chunk 1. Layers that are no blocks stay at their end of the model.
-
-    Returns:
-        Bounds of all chunks; two are equal where a stage has fewer blocks than chunks.
+    first, then chunk 1. Layers that are no blocks stay at their end of the model. Bounds are equal
+    where a stage has fewer blocks than chunks.
     """
     blocks, before = model.indices("block"), model.block_counts
     counts = [before[end] - before[first] for first, end in pairwise(bounds)]

@@ -295,10 +295,8 @@ def outgoing(grid: Grid, place: Coordinates, target: int, passage: Passage) -> t
 def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tuple[RowRange, ...]:
     """Return the rows of a table, sharded over tp, that a rank shares with ranks of a stage.
 
-    Both stages hold the table; each rank exchanges rows with one replica of the other stage.
-
-    Returns:
-        Ranges to receive, which cover the rows of this rank's shard once.
+    Both stages hold the table; each rank exchanges rows with one replica of the other stage. The
+    ranges cover the rows of this rank's shard once.
     """
     dp = place.dp % grid.stages[other].dp
     return tuple(_rows(grid, place, (other, dp), num_rows))

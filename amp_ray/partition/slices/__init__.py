@@ -385,11 +385,8 @@ def solve_unequal(
 
     ``times`` and ``factors`` are as in `critical_path_s`. Above ``most_steps`` slices tried times
     stages the search stops unproven; if the table is larger than ``most_cells``, not all slices are
-    tried.
-
-    Returns:
-        Slices in the order in which they run; ``lower_bound_s`` is below ``value_s`` if a limit was
-        reached.
+    tried. The result has slices in the order in which they run; ``lower_bound_s`` is below
+    ``value_s`` if a limit was reached.
     """
     pairs = _bounds(factors)
     relaxed = SliceSearch(tables=tables, weights=pairs)

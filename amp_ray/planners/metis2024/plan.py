@@ -143,10 +143,7 @@ class MetisSetting:
         A stage of one device type shares samples evenly. In a mixed stage, a data-parallel index
         counts as its first device; its share is proportional to the inverse of a whole model's time
         at micro-batch size 1, rounded down, and the remaining samples go one each to the largest
-        fractions.
-
-        Returns:
-            One entry per data-parallel index; None if a type was not measured at that tp.
+        fractions. The result is None if a type was not measured at that tp.
         """
         dp, tp = plan.degrees[stage]
         types = self.stage_types(plan)[stage]
@@ -392,9 +389,6 @@ def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
     A plan can run if every layer is in a stage, every stage has a layer, every sample is taken, and
     every device holds the whole measured memory of its layers at its own samples. The published
     planner compares sums over stages, and loses layers if no stage holds more than half of one.
-
-    Returns:
-        Reasons; none for a plan that can run.
     """
     defects = []
     num_layers = setting.profile.num_layers

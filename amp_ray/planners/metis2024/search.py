@@ -99,10 +99,8 @@ def build_problem(
     """Build the problem of some groups.
 
     ``chosen``, shape ``(G,)``, are the groups of the table that may be used. Groups of the sets of
-    ranks in ``exact`` get one option per first layer.
-
-    Returns:
-        The problem; None if no sequence of the chosen groups uses all devices.
+    ranks in ``exact`` get one option per first layer. The problem is None if no sequence of the
+    chosen groups uses all devices.
     """
     space = table.space
     edge = space.variants.edge[table.variant[chosen]]

@@ -192,11 +192,8 @@ class OperatorCostModel:
     def sharers(self, devices: Sequence[int], end: int | None) -> int:
         """Return how many ranks of a stage share a network interface to one neighbour.
 
-        ``end`` is a device of the neighbouring stage; None at an end of the chain.
-
-        Returns:
-            The number of ranks; 0 if all of them are on that device's node, or there is no
-            neighbour.
+        ``end`` is a device of the neighbouring stage; None at an end of the chain. The number is 0
+        if all of them are on that device's node, or there is no neighbour.
         """
         if end is None:
             return 0

@@ -171,9 +171,6 @@ def measure(
     """Measure missing points: device types in parallel, then links between hosts one by one.
 
     Points with a record in ``folder`` are not measured again.
-
-    Returns:
-        A report per part, in their order.
     """
     run = _Run(experiment, folder, settings)
     within = [part for part in parts if part.place.scope == "intra"]

@@ -89,11 +89,7 @@ def plan_listed(
 
 
 def _best_and_safe(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[Estimate]:
-    """Return the best plan for the whole memory, and the best safe one, if they differ.
-
-    Returns:
-        One or two plans, best first.
-    """
+    """Return the best plan for the whole memory, and the best safe one, if they differ."""
     best, part = plan(chains), safe_memory_fraction(chains.cost_model.experiment.constants)
     if not any(one.feasible and one.memory_share > part for one in chains.estimates):
         return [best]

@@ -45,8 +45,7 @@ def listed_orders(
 ) -> tuple[tuple[int, ...], ...]:
     """Return devices in hostfile order; if some stay idle, also without whole classes of nodes.
 
-    Returns:
-        For each choice of classes, the first devices of its nodes; all classes come first.
+    There is a list for each choice of classes; all classes come first.
     """
     devices, used = _group_devices(cluster, candidate), candidate.num_devices
     classes = node_classes(cluster, 1, pairs_matter=False)
@@ -223,10 +222,8 @@ def climb(
     A plan that lacks more than memory is returned unchanged. ``counts`` tells whether a plan may
     take the place of a slower one; by default one that fits may, unless it is likelier to run out
     of memory. Each of ``steps``, numbers of layers, is tried where all shifts by those before are
-    slower; ``most_stages`` limits the simulated stages, summed over all cuts.
-
-    Returns:
-        An estimate on the same devices, never slower.
+    slower; ``most_stages`` limits the simulated stages, summed over all cuts. The result is on the
+    same devices, and never slower.
     """
     if not would_fit(start) or cost_model.experiment.traits.partition != "exact":
         return start
@@ -274,9 +271,6 @@ def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFOR
     Every stage keeps its devices and options, and at first its number of layers. This covers orders
     that the search skips, since it takes devices kind after kind. A plan that cannot run is
     returned unchanged.
-
-    Returns:
-        An estimate, never slower.
     """
     if not start.feasible or cost_model.experiment.traits.partition != "exact":
         return start
@@ -373,9 +367,6 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     The search does not choose which replicas of the first and the last stage share a tied weight. A
     swap changes these pairs, and one cut. The plan is returned unchanged if it lacks more than
     memory, or no weight is tied.
-
-    Returns:
-        An estimate with the same cuts and the same devices in every stage, never slower.
     """
     candidate = chains.candidate
     tied = chains.cost_model.weights(candidate.options.tp).tied

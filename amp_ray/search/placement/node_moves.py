@@ -318,11 +318,7 @@ class ClassMoves:
 
 
 def class_moves(node_class: NodeClass, dp: int, scope: Scope, most_steps: int) -> ClassMoves | None:
-    """Enumerate the states and steps of a class's nodes.
-
-    Returns:
-        The moves; None if there are too many.
-    """
+    """Enumerate the states and steps of a class's nodes; None if there are too many."""
     start = NodeState(home=AWAITS_FIRST if scope.ends else 0)
     fresh = (start,) * len(node_class.nodes)
     return _explored(fresh, node_class.num_units, dp, scope.parts, most_steps)

@@ -295,11 +295,7 @@ def build_problem(
 def build_within(
     cost_model: CostModel, candidate: Candidate, scope: Scope, effort: SearchEffort = EFFORT
 ) -> PlacementProblem | None:
-    """Build the problem of the placements of a candidate within a scope.
-
-    Returns:
-        The problem; None if there are too many placements.
-    """
+    """Build the problem of a candidate's placements within a scope; None if there are too many."""
     cluster = cost_model.experiment.cluster
     classes = node_classes(cluster, candidate.options.tp, pairs_matter=scope.pairs)
     moves: list[ClassMoves] = []

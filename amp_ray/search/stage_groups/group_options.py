@@ -46,9 +46,6 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
 
     ``speeds`` are the samples per second of a rank of each piece; each has at least one.
 
-    Returns:
-        Samples of each piece.
-
     Example:
         >>> split_by_speed(10, [2, 1], [2.0, 1.0])
         (8, 2)

@@ -81,9 +81,6 @@ class MemoryLimits:
 
         If its data-parallel ranks shard nothing, any dp above 1 gives the same row. ``needs`` are
         the samples of its distinct ranks, and the bytes of their devices.
-
-        Returns:
-            Index into `tables`.
         """
         if options.num_shards == 1:
             options = replace(options, dp=min(options.dp, 2))
@@ -422,10 +419,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     The first problem ignores neighbours, so it gives a lower bound for plans with each group. The
     groups with the smallest bounds are solved with exact cuts, which gives a good plan; then all
     groups whose bound is below the cost of that plan. Plans that cost more than ``upper_bound_s``
-    are pruned.
-
-    Returns:
-        The plan; if all are pruned, a lower bound, which may be as low as the upper bound.
+    are pruned. If all are pruned, the lower bound may be as low as the upper bound.
     """
     if not problem.has_plans:
         return BestGroups(lower_bound_s=math.inf)

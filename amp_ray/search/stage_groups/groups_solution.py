@@ -168,10 +168,8 @@ def _best_among_few(
 ) -> tuple[GroupsProblem, BestGroups]:
     """Find the best plan; if states count stages, first solve with few choices to prune others.
 
-    ``loose`` has the memory limits of the shortest pipeline, ``whole`` the exact ones.
-
-    Returns:
-        The problem with the remaining choices, and its best plan.
+    ``loose`` has the memory limits of the shortest pipeline, ``whole`` the exact ones. Return also
+    the problem with the remaining choices.
     """
     if not whole.counted or len(whole.choices.edge) < whole.effort.max_counted_choices:
         return whole, best_groups(whole, upper_bound_s=upper_bound_s)
@@ -348,11 +346,7 @@ def lacking(
 
 
 def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strategy:
-    """Return a plan with the best cuts for its stages.
-
-    Returns:
-        The plan with other cuts; the same plan if none fit.
-    """
+    """Return a plan with the best cuts for its stages; the same plan if none fit."""
     solution = solve_with_step_end(_problem(costs, limits, strategy))
     if not isinstance(solution, StepEndSolution):
         return strategy

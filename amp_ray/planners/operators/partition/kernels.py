@@ -622,9 +622,6 @@ def walk_stages(
         stage_s: Shape ``(E,)``.
         choice: Shape ``(S + 1, G + 1, C, 2)``.
         path: At least ``num_stages`` entries. Overwritten: the index of each stage.
-
-    Returns:
-        Time of the slowest stage.
     """
     taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
     for stage in range(num_stages):

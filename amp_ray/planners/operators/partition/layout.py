@@ -101,11 +101,7 @@ def _relaxation(problem: OperatorProblem, kinds: LayerKinds) -> dict[str, Any]:
 
 
 def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Divide the possible peaks of runs into groups of similar ones.
-
-    Returns:
-        The smallest and the largest peak of each group, ascending.
-    """
+    """Return the smallest and the largest peak, ascending, of groups of similar peaks of runs."""
     sums = [np.zeros(1)]
     for start, end in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
         prefix = np.concatenate(([0.0], np.cumsum(held[start : end - 1])))
@@ -163,10 +159,8 @@ def blocks_within(
 ) -> Blocks:
     """List the stages that a chain with no stage above a cap can contain.
 
-    Stages may begin and end at ``cuts``.
-
-    Returns:
-        Blocks in ascending order of stages behind, then devices behind, then devices.
+    Stages may begin and end at ``cuts``. Blocks ascend by stages behind, then devices behind, then
+    devices.
     """
     front, num_devices = front_within(cap_s, problem, programme), programme.num_devices
     # By stages and devices behind: first operator from which they can hold the rest of the chain

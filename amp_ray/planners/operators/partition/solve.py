@@ -137,8 +137,7 @@ class _Search:
     ) -> tuple[OperatorSolution | None, float]:
         """Find the best stages with any cuts, then those with shorter and shorter step ends.
 
-        Returns:
-            The best stages, with the step end in their value, and a lower bound.
+        The step end is in the value of the best stages, which come with a lower bound.
         """
         problem, bound_s, longest_s = self.problem, math.inf, math.inf
         least_s = lower_s = 0.0
@@ -295,10 +294,8 @@ class Round:
         """Find the best chain with these cuts.
 
         Only chains below ``limit_s``, not above the limit of `begin`, are searched; ``most_priced``
-        limits the number of stages priced exactly, approximately.
-
-        Returns:
-            The best chain, and a lower bound on all chains that cost less than the limit.
+        limits the number of stages priced exactly, approximately. Return also a lower bound on all
+        chains that cost less than the limit.
         """
         best, priced = None, 0
         chunk = FIRST_PRICED
