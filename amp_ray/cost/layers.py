@@ -444,7 +444,6 @@ class LayerWork:
         return 1.0, measured_s / self.host_s
 
     def _measured_rank(self, rank: Rank, size: int) -> Rank:
-        """Return the rank with a measured micro-batch size in place of its own."""
         return replace(
             rank, tp=self.anchors.alone_tp, micro_batch_size=size, sequence_parallel=False
         )

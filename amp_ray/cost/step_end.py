@@ -465,7 +465,6 @@ class StepEnds:
 
     @cached_property
     def _expert_sharers(self) -> list[Sharers]:
-        """Ranks of each stage that hold the same experts."""
         grids = [self.stages.expert_grid(stage) for stage in range(self.stages.pp)]
         rows = [grid.reshape(len(grid), -1).T for grid in grids]
         distinct, _ = self.stages.distinct_options
@@ -575,7 +574,6 @@ class StepEnds:
 
     @memoised
     def _tied_s(self, whole: float, first: int, last: int) -> float:
-        """Return the seconds to all-reduce so many parameters that two stages share."""
         parameters = whole / lcm(*(self.stages.options[end].tp for end in (first, last)))
         pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
         paths = self.model.topology.rings(pairs).paths

@@ -345,7 +345,6 @@ class Topology:
 
     @memoised
     def _exchange(self, shape: tuple[int, ...], content: bytes, copies: int) -> Path:
-        """Return `exchange` for the nodes of each group."""
         groups = np.frombuffer(content, np.int64).reshape(shape)
         size, counts = shape[1], [Counter(group.tolist()) for group in groups]
         sharers: Counter[int] = Counter()

@@ -249,7 +249,6 @@ def strategy_from_json(
 
 
 def _strategy(record: StrategyRecord, cluster: Cluster, where: Where, zero: Zero) -> Strategy:
-    """Return the strategy of an object with bounds or stages."""
     with placed(where, ValueError):
         num_devices = _num_devices(record)
         if num_devices > cluster.num_devices:
@@ -302,7 +301,6 @@ def _of_stages(
     placement: tuple[int, ...] | None,
     zero: Zero,
 ) -> Strategy:
-    """Return the strategy of an object with explicit stages."""
     share = (record.micro_batch_size,)
     even = all(stage.shares in (None, [*share * stage.dp]) for stage in records)
     stages = tuple(
@@ -350,7 +348,6 @@ def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int,
 
 
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
-    """Refuse an object with contradictory keys."""
     per_stage = [stage.options for stage in strategy.stages]
     recomputes = [options.recompute for options in per_stage]
     pairs: dict[str, tuple[object, object]] = {

@@ -1,7 +1,6 @@
 """Cut stages on fixed devices: turn costs into a partition problem, its solution into bounds."""
 
 import math
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -13,17 +12,14 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.partition import (
     PartitionProblem,
-    PartitionSolution,
     StageTables,
     chain_problem,
     even_bounds,
-    solve,
 )
 from amp_ray.partition.exact import best_chain
 from amp_ray.partition.layout import laid_out_chain
 from amp_ray.runtimes.cut_rules import weighed_bounds
 from amp_ray.runtimes.traits import RuntimeTraits
-from amp_ray.search.effort import EFFORT, SearchEffort
 
 NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
 
@@ -54,25 +50,6 @@ def best_bounds(
         if bounds is not None:
             return bounds
     raise AssertionError("without limits every chain with enough layers has a partition")
-
-
-def without_limits(
-    problem: PartitionProblem, effort: SearchEffort = EFFORT
-) -> PartitionSolution | None:
-    """Return a good partition without limits, to show how much memory a candidate lacks.
-
-    Drop the memory limits first, then the condition that every stage has parameters.
-
-    Returns:
-        The partition; None if there is none without limits either.
-    """
-    roomy = replace(problem, options=replace(problem.options, memory_row=NO_LIMIT))
-    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
-    for unlimited in (roomy, free):
-        solution = solve(unlimited, max_evaluations=effort.max_caps_of_infeasible)
-        if isinstance(solution, PartitionSolution):
-            return solution
-    return None
 
 
 def roomiest_bounds(

@@ -205,10 +205,6 @@ class GridBounds:
                 least_s = min(least_s, self._passes_s(alike, again))
         return least_s
 
-    def _even_share(self, pp: int) -> int:
-        """Return the least number of most frequent blocks in the largest of ``pp`` stages."""
-        return -(-len(self._most_frequent) // pp)
-
     @cached_property
     def _kinds(self) -> list[tuple[Recompute, int, int]]:
         """Kinds of recompute, each with its least and largest number of blocks; 0 means all."""

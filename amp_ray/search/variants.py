@@ -32,7 +32,7 @@ from amp_ray.search.space import other_batches
 
 
 def plans_of_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
+    experiment: Experiment, make: Callable[[Experiment], Planner]
 ) -> Iterator[Estimate]:
     """Plan the variants of an experiment, and yield their plans for the experiment itself.
 
@@ -40,14 +40,14 @@ def plans_of_variants(
     cost is minimised, they are parts of the cluster, since fewer nodes may be cheaper. Variants
     that cannot be planned are skipped, e.g. if nothing fits or the profile lacks a measurement.
     """
-    batches = other_batches(experiment, effort) if experiment.varies_batch else ()
+    batches = other_batches(experiment) if experiment.varies_batch else ()
     for batch in batches:
         warning = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
         with suppress(ValueError):
             planner = make(replace(experiment, global_batch_size=batch))
             for plan in _planned(planner, planner.candidates()):
                 yield replace(plan, warnings=(*plan.warnings, warning))
-    parts = sub_clusters(experiment.cluster, effort) if experiment.counts_money else ()
+    parts = sub_clusters(experiment.cluster) if experiment.counts_money else ()
     for part in parts:
         with suppress(ValueError):
             planner = make(replace(experiment, cluster=part, objective="time"))
@@ -165,7 +165,7 @@ def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
     return -held[part], part.memory_bytes_per_s, part.memory_bytes
 
 
-def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cluster]:
+def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
     """Yield the proper parts of a cluster that may be cheaper than the whole.
 
     A part has the first of equal nodes. If that makes few clusters, all numbers of nodes of each
@@ -173,7 +173,7 @@ def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cl
     """
     kinds = cluster.alike_nodes(lambda node: node.nameless)
     sizes = list(map(len, kinds))
-    for counts in product(*_counts(sizes, effort.max_sub_clusters)):
+    for counts in product(*_counts(sizes, EFFORT.max_sub_clusters)):
         if 0 < sum(counts) < sum(sizes):
             taken = [
                 node for nodes, count in zip(kinds, counts, strict=True) for node in nodes[:count]

@@ -152,7 +152,6 @@ class MixtureOfExperts(nn.Module):
         return parallel.join(self._from_elsewhere(*parts))
 
     def _routes(self, chosen: Tensor, weights: Tensor) -> _Routes:
-        """Sort the copies of tokens by expert."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         return _Routes(

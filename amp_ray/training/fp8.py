@@ -53,7 +53,6 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """Return the gradients of rows and weight."""
         kept, scale, weight = ctx.saved_tensors
         gradient, dtype = _cast(gradients[0], _BACKWARD), gradients[0].dtype
         of_rows = _product(gradient, _turned(_cast(weight, _FORWARD)), dtype)

@@ -24,14 +24,14 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages, prefix_sums
-from amp_ray.partition import StageTables, chain_problem
+from amp_ray.partition import PartitionSolution, StageTables, chain_problem, solve
 from amp_ray.partition.step_end import (
     StepEndProblem,
     StepEndSolution,
     StepEndTerm,
     solve_with_step_end,
 )
-from amp_ray.search.cuts import without_limits
+from amp_ray.search.cuts import NO_LIMIT
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.stage_groups.device_groups import DeviceGraph, DeviceGroups
@@ -154,13 +154,15 @@ def _solved(
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose
-    solution = None
+    estimates: tuple[Estimate, ...] = ()
     if upper_bound_s is None and roomy.has_plans:
-        solution = without_limits(roomy.problem.problem, roomy.effort)
-    plans = () if solution is None else (roomy.strategy(solution.bounds, solution.options),)
-    return GroupsSolution(
-        estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
-    )
+        limited = roomy.problem.problem
+        options = replace(limited.options, memory_row=NO_LIMIT)
+        tables = replace(limited.tables, latest_start=NO_LIMIT)
+        solution = solve(replace(limited, options=options, tables=tables), max_evaluations=1)
+        if isinstance(solution, PartitionSolution):
+            estimates = (cost_model.estimate(roomy.strategy(solution.bounds, solution.options)),)
+    return GroupsSolution(estimates=estimates, lower_bound_s=bound_s + other_s)
 
 
 def _best_among_few(
