@@ -691,8 +691,7 @@ class StageMemory:
     def peaks(self, bounds: tuple[int, ...]) -> list[tuple[float, Device]]:
         """Return, per stage, peak and device of the rank that comes closest to its limit.
 
-        Args:
-            bounds: Bounds of all chunks; with one chunk per stage, of the stages.
+        ``bounds`` are those of all chunks.
         """
         fullest = (self._fullest(stage, bounds) for stage in range(len(self.needs)))
         return [(peak_bytes, device) for peak_bytes, _, device in fullest]

@@ -158,12 +158,7 @@ class PlacedStages:
         return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
 
     def exchanges(self, topology: Topology, copies: int) -> list[Path]:
-        """Return rate and latencies of each stage's expert all-to-alls if all run at once.
-
-        Args:
-            topology: Links of the cluster.
-            copies: See `Topology.exchange`.
-        """
+        """Return rate and latencies of each stage's expert all-to-alls if all run at once."""
         if all(options.ep == 1 for options in self.distinct_options[0]):
             return [NO_RING] * self.pp
         grids = map(self.expert_grid, range(self.pp))

@@ -49,14 +49,10 @@ def exposed_s(
     While a layer runs forward, the weights of the next one are gathered. While it runs backward,
     those of the previous one are gathered and the gradients of the next one reduced, over the same
     links. A layer waits for its gather, and computes at a lower rate during collectives. No
-    computation hides the first gather and the last reduce-scatter.
-
-    Args:
-        passes_s: Shape ``(2, num_layers)``. Forward and backward computation.
-        gathers_s: Shape ``(num_layers,)``. Gathers before the forward pass.
-        again_s: Gathers before the backward pass, in the same shape; 0 if weights were kept.
-        scatters_s: Reduce-scatters after the backward pass, in the same shape.
-        taken: Fraction of the compute rate that a running collective uses.
+    computation hides the first gather and the last reduce-scatter. ``passes_s`` has shape ``(2,
+    num_layers)``, the others ``(num_layers,)``: ``gathers_s`` are before the forward pass,
+    ``again_s`` before the backward pass (0 if weights were kept), ``scatters_s`` after it. A
+    running collective uses the fraction ``taken`` of the compute rate.
 
     References:
         Zhao et al., PyTorch FSDP, arXiv:2304.11277, section 3.3: prefetching in both passes.

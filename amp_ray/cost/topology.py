@@ -225,12 +225,9 @@ class Topology:
 
         A rank passes on the data of the previous step, so every step lasts as long as the slowest
         hop. In a rack, a ring uses the interfaces of at most as many hosts as it has ranks there.
-
-        Args:
-            nodes: The nodes that it visits, ascending.
-            num_ranks: Ranks in the ring.
-            sharers: Per node, the number of rings that leave it; unused for a ring within a node.
-            in_host: Whether all ranks are in one host of a rack; by default if they fit into one.
+        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave it, unused for a
+        ring within a node. ``in_host``: all ranks are in one host of a rack, by default if they fit
+        into one.
         """
         if num_ranks == 1:
             return NO_RING

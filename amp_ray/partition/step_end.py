@@ -175,12 +175,9 @@ def solve_with_step_end(
 ) -> StepEndSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest sum of objective and step end.
 
-    Args:
-        problem: Costs of the pipeline, and terms of the step end.
-        upper_bound_s: Partitions that cost more are pruned.
-        most_boxes: Stop after this many boxes, at least one, with the best partition so far and a
-            valid lower bound.
-        met: Receives every partition of the search, with its value.
+    Partitions that cost more than ``upper_bound_s`` are pruned. The search stops after
+    ``most_boxes`` boxes, at least one, with the best partition so far and a valid lower bound;
+    ``met`` receives all its partitions, with their values.
 
     Returns:
         The best partition; `InfeasiblePartition` if there is none; `PrunedPartition` if all cost

@@ -112,14 +112,8 @@ def rank(
     """Order results; break equal times by the strategy's values, not by order of arrival.
 
     Safe strategies come before all that may run out of memory. If the model has an error, of
-    strategies whose times are shown alike those with fewer dimensions come first.
-
-    Args:
-        results: In any order; with costs if the objective needs them.
-        lower_bound_s: Proven bound of the search, if any.
-        relative_error: Relative error of the model's times.
-        objective: Time, cost, or both.
-        per_sample: Whether to compare time per sample, as batches differ.
+    strategies whose times are shown alike those with fewer dimensions come first. With
+    ``per_sample``, times per sample are compared, as batches differ.
     """
     ordered = sorted(results, key=_key)
     if relative_error:  # formulas without an error are ranked by their exact times

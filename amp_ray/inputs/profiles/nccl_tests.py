@@ -77,10 +77,8 @@ def parse_nccl_tests(
 ) -> tuple[NcclTest, ...]:
     """Read the output of programs of nccl-tests, one after the other.
 
-    Args:
-        text: The log; lines of MPI, Slurm and NCCL in between do not matter.
-        file: Its name in messages.
-        collective: What was run; by default what the log says, which old releases do not.
+    Lines of MPI, Slurm and NCCL in between do not matter. Old releases do not log which
+    ``collective`` was run.
 
     Raises:
         InputError: With file and line, if ranks, times or the name are missing, a row is cut short

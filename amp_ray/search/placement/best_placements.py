@@ -328,12 +328,7 @@ class Walk:
         self._states = [list(moves.states[0]) for moves in self.moves]
 
     def placement(self, steps: IntArray, cut_rows: Sequence[int]) -> tuple[int, ...]:
-        """Return the device of every rank.
-
-        Args:
-            steps: Shape ``(pp, num_classes)``. Steps of every class.
-            cut_rows: Length ``pp - 1``. Price of the cut before each stage but the first.
-        """
+        """Return every rank's device, given the steps of stages by class and the prices of cuts."""
         stage_nodes: list[list[int]] = []
         for stage, row in enumerate(steps.tolist()):
             pairs = self._pairs(

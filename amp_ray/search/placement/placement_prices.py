@@ -128,8 +128,7 @@ class Prices:
     def cut_rows(self, relations: Sequence[tuple[Pairs, ...]]) -> list[tuple[CutRow, ...]]:
         """Price cuts by the nodes on both sides.
 
-        Args:
-            relations: Per cut and class, the units of each node before and after the cut.
+        ``relations`` has per cut and class the units of each node before and after the cut.
 
         Returns:
             Per cut, its prices without those that are dominated at every boundary; usually one.
@@ -168,8 +167,7 @@ class Prices:
     def tied_s(self, ends: tuple[Pairs, ...]) -> float:
         """Return the least time of the all-reduce of a tied weight, over all matchings of replicas.
 
-        Args:
-            ends: Per class, the units of each node in the first and in the last stage.
+        ``ends`` has per class the units of each node in the first and in the last stage.
         """
         tp = self.candidate.options.tp
         tied = self.cost_model.weights(tp).tied
