@@ -83,10 +83,8 @@ class _Routes(NamedTuple):
 class MixtureOfExperts(nn.Module):
     """The feed-forward part of a block with experts.
 
-    Args:
-        shape: Has the number and the width of experts.
-        spread: Ranks that together hold the experts; None if tp divides each expert, like other
-            weights.
+    The ranks of ``spread`` together hold the experts; without, tp divides each expert, like other
+    weights.
     """
 
     def __init__(

@@ -223,10 +223,7 @@ def _timed(
 class DeepSpeedEngine:
     """One rank of runtime ``deepspeed``.
 
-    Args:
-        place: Coordinates of this rank.
-        engine: DeepSpeed's engine.
-        num_parameters: Parameters of this rank, before ZeRO shards them.
+    ``num_parameters`` are those of this rank, before ZeRO shards them.
     """
 
     def __init__(

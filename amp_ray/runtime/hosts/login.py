@@ -18,9 +18,7 @@ _DEFAULTS: Final = SshSettings()
 class LoginError(HostError):
     """The login to a reachable host failed; the doctor shows the command that fixes the login.
 
-    Args:
-        message: Problem and remedy, in a sentence or two.
-        details: Fields of a `Finding`, without level and host.
+    ``details`` are fields of a `Finding`, without level and host.
     """
 
     def __init__(self, message: str, **details: str) -> None:

@@ -69,9 +69,7 @@ def build_chunks(
 class Chunks:
     """Runs units and stores the tensors for their backward passes.
 
-    Args:
-        runs: Layers of every chunk.
-        window: Current tokens, read by all layers with attention or positions.
+    ``window`` has the current tokens, read by all layers with attention or positions.
     """
 
     def __init__(self, runs: Sequence[Sequence[Layer]], window: TokenWindow) -> None:

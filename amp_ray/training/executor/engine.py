@@ -225,12 +225,7 @@ def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: AN
 
 
 class Update:
-    """Gradient synchronisation and optimizer of a rank.
-
-    Args:
-        place: Coordinates of this rank.
-        model: Weights of this rank, which are updated.
-    """
+    """Gradient synchronisation and optimizer of a rank."""
 
     def __init__(self, job: Job, place: Coordinates, model: StageModel) -> None:
         self.job, self.place, self.model = job, place, model
@@ -317,13 +312,7 @@ def _sum_over(parallel: TensorParallel, totals: Sequence[Tensor]) -> None:
 
 
 class TorchEngine:
-    """Executes the instruction list of its stage.
-
-    Args:
-        place: Coordinates of this rank.
-        model: Layers of this rank.
-        update: Gradient synchronisation and optimizer of this rank.
-    """
+    """Executes the instruction list of its stage."""
 
     def __init__(
         self, job: Job, place: Coordinates, model: StageModel, update: Update, spans: Spans
