@@ -234,7 +234,9 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     for index, stage in enumerate(strategy.stages):
         record: dict[str, Any] = {
             "layers": [stage.first_layer, stage.end_layer],
-            "nodes": _node_names(strategy.devices(index), cluster),
+            "nodes": list(
+                dict.fromkeys(cluster.places[device][0] for device in strategy.devices(index))
+            ),
             "peak_memory_bytes": round(estimate.peak_memory_bytes[index]),
             "memory_limit_bytes": round(estimate.memory_limit_bytes[index]),
         }
@@ -306,7 +308,3 @@ def _scope(devices: Sequence[int], cluster: Cluster) -> str:
         return "between nodes"
     hosts = {cluster.host_of_device[device] for device in devices}
     return "within nodes" if len(hosts) == 1 else "within racks"
-
-
-def _node_names(devices: Sequence[int], cluster: Cluster) -> list[str]:
-    return list(dict.fromkeys(cluster.places[device][0] for device in devices))

@@ -251,11 +251,6 @@ class Piece(NamedTuple):
     feature_part: int  # index of the part of the features
     num_feature_parts: int  # number of parts of the features
 
-    @property
-    def is_whole_width(self) -> bool:
-        """Whether the message contains all features of its samples."""
-        return self.num_feature_parts == 1
-
 
 class RowRange(NamedTuple):
     """Rows of a sharded table held by both this rank and a process of another stage."""

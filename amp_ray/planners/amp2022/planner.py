@@ -256,17 +256,13 @@ class _Tables:
         first_stage_s = self.run_s[0, 1 : self.slack + 2, None]
         return self.num_waits * np.maximum(first_stage_s - self.slowest_s, 0.0)
 
-    def num_slowest(self, level: int) -> int:
-        """Number of entries of ``slowest_s`` possible to the right of this level's layers."""
-        return int(self.index[level + 1 :].max()) + 1
-
 
 def _next_level(
     tables: _Tables, level: int, before: FloatArray, cut_time_s: FloatArray
 ) -> tuple[FloatArray, IntArray]:
     """Add one cut: compute values and last cuts of ``level`` from the values of ``level - 1``."""
     width = tables.slack + 1
-    slowest_s = tables.slowest_s[: tables.num_slowest(level)]
+    slowest_s = tables.slowest_s[: tables.index[level + 1 :].max() + 1]  # of layers to the right
     columns = np.arange(slowest_s.size)
     values = np.full((width, slowest_s.size), np.inf)
     cuts = np.zeros((width, slowest_s.size), dtype=np.intp)
