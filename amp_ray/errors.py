@@ -150,12 +150,8 @@ def advice_for(error: OSError) -> str:
 def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
     """Add the place of the input to an error that it caused.
 
-    An error that already names a line stays as it is; ``where`` is put in front of others.
-
-    Args:
-        where: Place of the input.
-        kind: Exceptions to catch. Use ``ValueError`` only around code that checks a user's input,
-            since elsewhere it may be a bug.
+    An error that already names a line stays as it is; ``where`` is put in front of others. Catch
+    ``ValueError`` only around code that checks a user's input, since elsewhere it may be a bug.
     """
     try:
         yield

@@ -46,10 +46,7 @@ STRATEGY_FILES: Final = {"num_ops_in_each_stage": f"{_FOLDER}.aceso2024.plan_fil
 def load(place: str, setting: str, where: Where | None = None) -> Any:  # noqa: ANN401 - whatever lies there
     """Return the object at a place, ``module:name``.
 
-    Args:
-        place: An entry of one of the tables.
-        setting: The setting that needs the guest, for the message.
-        where: Place of that setting, for the message.
+    The message names ``setting``, which needs the guest, and its place ``where``.
 
     Raises:
         InputError: If the folder of the guest, or of another guest that it uses, is missing.

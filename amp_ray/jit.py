@@ -65,7 +65,6 @@ class _Compiling(_EVENTS.Listener):  # type: ignore[misc]
         self._depth, self._is_first, self._collects = 0, True, False
 
     def on_start(self, _event: object) -> None:
-        """Begin a function, perhaps within another one."""
         if self._is_first:
             self._is_first = False
             COMPILING.info("compiling, once after an installation: about five seconds")
@@ -75,7 +74,6 @@ class _Compiling(_EVENTS.Listener):  # type: ignore[misc]
         self._depth += 1
 
     def on_end(self, _event: object) -> None:
-        """End a function."""
         self._depth -= 1
         if not self._depth and self._collects:
             gc.enable()
@@ -230,7 +228,6 @@ class _Files:
         return pickle.loads(data) if is_same else None  # noqa: S301 - only this user can change it
 
     def save(self, key: object, value: object) -> None:
-        """Write a file in one step."""
         source, data = hashlib.sha256(self._source.encode()).digest(), _CACHING.dumps(value)
         new = self._path(key).with_suffix(f".{os.getpid()}.tmp")
         try:

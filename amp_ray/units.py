@@ -5,11 +5,9 @@ floating-point operations per second. File keys may speak of GB, Gbit/s or ms;
 they are converted here and nowhere else. The module also formats counts in messages.
 """
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 Precision = Literal["fp16", "bf16", "fp32", "fp8"]
-
-PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 
 BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {"fp16": 2, "bf16": 2, "fp32": 4, "fp8": 2}
 """Bytes per element of activations, weights and messages: with fp8 they all stay in bf16, and only

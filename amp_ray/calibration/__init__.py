@@ -1,10 +1,8 @@
 """Calibration: fits constants to trials, with priors, robust losses and standard errors."""
 
-from amp_ray.calibration.calibrate import RULE, Choice, calibrate
+from amp_ray.calibration.calibrate import Choice, calibrate
 from amp_ray.calibration.calibration import (
     Calibration,
-    FittedConstant,
-    RefusedConstant,
     TrialRecord,
     apply_calibration,
     calibration_to_json,
@@ -16,13 +14,10 @@ from amp_ray.calibration.observation import Observation, observe
 from amp_ray.calibration.predictions import Predictor
 
 __all__ = [
-    "RULE",
     "Calibration",
     "Choice",
-    "FittedConstant",
     "Observation",
     "Predictor",
-    "RefusedConstant",
     "TrialRecord",
     "apply_calibration",
     "calibrate",

@@ -57,7 +57,6 @@ class _Fits:
 
     @property
     def point(self) -> Point:
-        """All fitted constants."""
         names = (*self.time.names, *self.memory_names)
         return Point.of(names, np.concatenate([self.time.fit.values, self.memory.values]))
 

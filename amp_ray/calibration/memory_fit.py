@@ -230,7 +230,6 @@ class MemoryTrials:
         )
 
     def _limit(self, index: int, predicted: StagePeaks) -> Limit:
-        """Return the memory limit that a trial kept or exceeded."""
         outcome, prediction = self.observations[index].outcome, self.times[index]
         other = 0.0
         if outcome == "failed" and prediction.launch_limit_s is not None:

@@ -222,7 +222,6 @@ class TimeTrials:
     def _corrected(
         self, names: Sequence[str], slopes: FloatArray, start: FloatArray, end: FloatArray
     ) -> FloatArray:
-        """Return slopes corrected by the observed change of a step."""
         step = (end - start) / prior_sigma(names)
         change = self.residuals(Point.of(names, end)) - self.residuals(Point.of(names, start))
         missed = change - slopes @ (end - start)

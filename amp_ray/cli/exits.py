@@ -22,9 +22,6 @@ from amp_ray.report.console import console
 from amp_ray.runtime.files import remembered_inputs
 
 SUCCESS: Final = 0
-FAILURE: Final = 1
-"""Exit code of helper programs, and of a bug in `amp_ray`; no result of a command has it."""
-
 BAD_INPUT: Final = 2
 NOT_FEASIBLE: Final = 3
 TRIALS_FAILED: Final = 4
@@ -62,7 +59,6 @@ class _Output(io.FileIO):
         self._failed = False
 
     def write(self, data: object, /) -> int:
-        """Write the data; after a failure, do nothing."""
         size = len(memoryview(data))  # type: ignore[arg-type]
         if self._failed:
             return size

@@ -187,7 +187,6 @@ def _length(model: str) -> int | None:
 
 
 def _model(name: str) -> str:
-    """Return the name of a model if there is one."""
     config = config_of(name)
     if config is None:
         preset("models", name)

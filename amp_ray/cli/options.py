@@ -48,7 +48,6 @@ class _Number(click.ParamType[int | None]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
-        """Parse the text of the option."""
         if value == _AUTO:
             return None
         try:

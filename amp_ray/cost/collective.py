@@ -78,13 +78,8 @@ def all_reduce_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> 
 
     A ring makes ``2 (n - 1)`` steps of ``1 / n`` of the bytes. Between nodes the latency is that of
     a ring or of a tree (once up and once down), whichever is shorter. NCCL uses two trees since
-    2.4, which together send as many bytes as a ring.
-
-    Args:
-        num_bytes: Size of the tensor on every rank.
-        num_ranks: ``n``.
-        path: Slowest rate and latencies of the ring.
-        start: Seconds before the first step.
+    2.4, which together send as many bytes as a ring. ``num_bytes`` is the size of the tensor on
+    every rank; ``start`` are the seconds before the first step.
 
     Returns:
         Seconds; 0 for a single rank.

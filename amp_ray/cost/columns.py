@@ -74,7 +74,6 @@ class Columns:
 
     @cached_property
     def _warnings(self) -> tuple[str, ...]:
-        """Warnings of every strategy of the experiment."""
         experiment = self.experiment
         slow_links = experiment.cluster.slow_links
         return (
@@ -88,7 +87,6 @@ class Columns:
 
     @cached_property
     def _peak_flops(self) -> FloatArray:
-        """Peak rate of every device of the cluster."""
         cluster, precision = self.experiment.cluster, self.experiment.precision
         nodes = (cluster.nodes[node] for node in cluster.node_of_device)
         return np.array([node.device.peak_flops(precision) for node in nodes])
@@ -139,7 +137,6 @@ class Columns:
 
     @cached_property
     def _zones(self) -> list[str]:
-        """Zones of the nodes."""
         return list(dict.fromkeys(node.zone for node in self.experiment.cluster.nodes))
 
     @cached_property
@@ -156,13 +153,11 @@ class Columns:
 
     @cached_property
     def _node_of_device(self) -> IntArray:
-        """Shape ``(num_devices,)``."""
         return np.array(self.experiment.cluster.node_of_device)
 
     def _messages(
         self, stages: PlacedStages, bounds: Sequence[int], messages: MessageModel
     ) -> Iterator[float]:
-        """Price the activations and gradients across each cut."""
         for cut, boundary in enumerate(bounds[1:-1]):
             before, after = cut % stages.pp, (cut + 1) % stages.pp
             per_byte = self._price_per_sample(stages, before, after)
@@ -171,7 +166,6 @@ class Columns:
                 yield per_byte * float(num_bytes[boundary]) * stages.num_micro_batches
 
     def _price_per_sample(self, stages: PlacedStages, before: int, after: int) -> float:
-        """Return the price of one byte for each sample of a micro-batch that crosses a cut."""
         price = 0.0
         for senders, first, end in _spans(stages, before):
             for receivers, other_first, other_end in _spans(stages, after):

@@ -197,7 +197,6 @@ class Schedule:
         )
 
     def _send(self, stage: int, kind: Literal["F", "B"], unit: Unit) -> list[Instruction]:
-        """Return the message with the result of a pass; none at the ends of the model."""
         place = stage + unit.chunk * self.pp
         if kind == "F":
             last = place == self.num_stages - 1
@@ -205,7 +204,6 @@ class Schedule:
         return [] if place == 0 else [self._instruction("SEND_B", stage, unit, -1)]
 
     def _receive(self, stage: int, kind: Literal["F", "B"], unit: Unit) -> list[Instruction]:
-        """Return the message with the input of a pass."""
         place = stage + unit.chunk * self.pp
         if kind == "F":
             return [] if place == 0 else [self._instruction("RECV_F", stage, unit, -1)]

@@ -52,7 +52,6 @@ def _run_1f1b(
     duplex: bool,  # noqa: FBT001
     clock: FloatArray,
 ) -> float:
-    """Run `time_1f1b` from the times of ``clock``, shape ``(pp,)``."""
     pp = clock.size
     last_turn = num_micro_batches + pp - 2
     for step in range(2 * last_turn + pp + 1):
@@ -121,15 +120,10 @@ def _run_chunks(
 ) -> float:
     """Run `time_chunks`.
 
-    Args:
-        passes_s: As in `time_chunks`.
-        sends_s: The same.
-        order: The same.
-        ahead: The same.
-        modes: Its ``blocking`` and ``duplex``.
-        clocks: Shape ``(2, pp)``, zeros. Time of each stage, and seconds of a message that waits.
-        counts: Shape ``(2, pp)``, zeros. Forward and backward passes of each stage so far.
-        arrived: Shape ``(2, num_chunks, num_units)``. When a pass may start; below 0 if unknown.
+    ``modes`` are its ``blocking`` and ``duplex``. ``clocks``, shape ``(2, pp)``, has the time of
+    each stage and the seconds of a message that waits; ``counts``, shape ``(2, pp)``, the forward
+    and backward passes of each stage so far: both begin as zeros. ``arrived``, shape ``(2,
+    num_chunks, num_units)``, tells when a pass may start; below 0 if unknown.
     """
     pp, last, total, slices = len(ahead), passes_s.shape[1] - 1, order.shape[1], passes_s.shape[2]
     (blocking, duplex), end_s = modes, 0.0
@@ -312,14 +306,8 @@ def part_starts(
 ) -> IntArray:
     """Return `earliest_starts` for stages that recompute only their first blocks.
 
-    Args:
-        num_again: Recomputed blocks of each stage; a stage with fewer blocks recomputes all.
-        rows: Memory of the layers.
-        stages: As in `earliest_starts`, for stages that recompute all their blocks.
-        part_stages: The same for stages that recompute only some blocks.
-        tied: As in `peak_with`.
-        limits: As in `earliest_starts`.
-        from_first: As in `earliest_starts`.
+    A stage with fewer than ``num_again`` blocks recomputes all. ``stages`` are those that recompute
+    all their blocks, ``part_stages`` those that recompute only some.
     """
     starts = np.zeros((len(limits), rows.plain.shape[1]), np.int64)
     goes_on = _needs_no_more(stages, limits) & _needs_no_more(part_stages, limits)
@@ -390,17 +378,10 @@ def most_like_blocks(
     In an interleaved schedule of at least ``pp`` micro-batches, a stage has run every chunk for
     ``pp`` micro-batches once, and has ended only backward passes of its last chunk: with ``n``
     micro-batches in flight, summed over chunks, ``max(0, chunks * pp - n)`` of them. So every other
-    chunk has ``pp`` micro-batches in flight at that time.
-
-    Args:
-        stages: Shape ``(pp, 9)``, rows as in `peak_with`.
-        block: Memory of each block.
-        limit: Bytes that a rank may need.
-        numbers: Blocks of the chain, most recomputed blocks of a stage, chunks per stage, and
-            micro-batches.
-
-    Returns:
-        Shape ``(pp,)``; -1 where nothing fits.
+    chunk has ``pp`` micro-batches in flight at that time. ``stages``, shape ``(pp, 9)``, has rows
+    as in `peak_with`. ``numbers`` are the blocks of the chain, the most recomputed blocks of a
+    stage, chunks per stage, and micro-batches. The result has shape ``(pp,)``; -1 where nothing
+    fits.
     """
     most = np.full(len(stages), -1)
     _fill_most(stages, block, limit, numbers, most)
@@ -486,13 +467,8 @@ def slowest_messages(
     A rank sends the samples that it has to the ranks that need them. Samples of a tensor are cut
     into pieces, as many as both tp divide; each piece of a sample is one unit. All units that leave
     or enter a node over its network interfaces share them, and so do all units of a rank its link.
-    A rank has at most the interface of its host.
-
-    Args:
-        pairs: Shape ``(num_cuts, 2)``. The stage before and the stage after each cut.
-        ranks: Ranks of the stages.
-        links: Links of the nodes.
-        num_parts: Number of parts of the samples.
+    A rank has at most the interface of its host. ``pairs``, shape ``(num_cuts, 2)``, are the stages
+    before and after each cut.
 
     Returns:
         Shape ``(num_cuts, num_parts, 4)``, of the slowest message in each part: messages of its
@@ -520,16 +496,10 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
 ) -> None:
     """Write `slowest_messages`.
 
-    Args:
-        pairs: As in `slowest_messages`.
-        pieces: Shape ``(num_cuts,)``. Pieces of a sample's tensor across each cut.
-        ranks: As in `slowest_messages`.
-        links: The same.
-        messages: Scratch with a row for each message of a cut: sender, receiver, their nodes,
-            samples and part.
-        loads: Scratch of shape ``(4, num_ranks_or_nodes, 2)``: units and messages of each sender,
-            of each receiver, out of each node, into each node.
-        slowest: Zeros, overwritten with the result.
+    ``pieces``, shape ``(num_cuts,)``, counts the pieces of a sample's tensor across each cut.
+    Scratch: ``messages`` has a row for each message of a cut (sender, receiver, their nodes,
+    samples and part); ``loads``, shape ``(4, num_ranks_or_nodes, 2)``, has units and messages of
+    each sender, of each receiver, out of each node, into each node. ``slowest`` begins as zeros.
     """
     nodes, ends, first_node, first_end = ranks.nodes, ranks.ends, ranks.first_node, ranks.first_end
     for index in range(len(pairs)):

@@ -152,13 +152,8 @@ def slowest_wait_s(num_ranks: int, num_collectives: int, host_s: float, launch_s
     of ``n`` sums is later than the mean by the largest of ``n`` normal deviates (Blom, Statistical
     Estimates and Transformed Beta-Variables, 1958). With torch 2.13 on two cores shared with other
     work, the slowest of 8 (4) times of eight operators took 1.51 (1.23) times the mean; by this
-    formula 1.51 (1.37).
-
-    Args:
-        num_ranks: Ranks that wait for each other in a collective.
-        num_collectives: Collectives in a pass.
-        host_s: Seconds of all launches of the pass.
-        launch_s: Seconds of one launch.
+    formula 1.51 (1.37). ``host_s`` are the seconds of all launches of a pass, ``launch_s`` those of
+    one.
 
     Example:
         >>> slowest_wait_s(1, 2, 1.0, 0.01)
@@ -184,7 +179,6 @@ def rank_model(model: Model, constants: Constants, *, tp: int, ep: int, expert_t
 
 
 def _spread(layer: Layer, tp: int, ep: int, expert_tp: int, load: float) -> Layer:
-    """Return a layer with the experts of one rank out of several."""
     if layer.experts is None:
         return layer
     here = layer.experts.operators()
@@ -272,9 +266,6 @@ class LayerWork:
         sum that gradient while they compute the weight's; the product then lacks the
         multiprocessors that the collective uses. Runtimes that keep gathered inputs do not gather
         them again.
-
-        Returns:
-            Seconds of the forward and of the backward pass.
         """
         ratio = self.collective_ratio(rank, ring)
         overlaps = self.traits.overlaps_backward_all_reduce
@@ -453,13 +444,11 @@ class LayerWork:
         return 1.0, measured_s / self.host_s
 
     def _measured_rank(self, rank: Rank, size: int) -> Rank:
-        """Return the rank with a measured micro-batch size in place of its own."""
         return replace(
             rank, tp=self.anchors.alone_tp, micro_batch_size=size, sequence_parallel=False
         )
 
     def _residuals(self, rank: Rank, device: float, host: float) -> tuple[float, float]:
-        """Return the remaining ratios to measurements, forward and backward, at the rank's size."""
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}
         for size, measured in self.anchors.alone.items():
@@ -489,11 +478,7 @@ class LayerCosts:
     ) -> tuple[FloatArray, bool]:
         """Return the seconds of every layer for one micro-batch on one kind of rank.
 
-        Args:
-            rank: Device, tp, micro-batch size, precision.
-            ring: Rate and latencies of the tensor-parallel all-reduces.
-            recompute: The part of every block that the backward pass recomputes.
-            exchange: Rate and latencies of the experts' all-to-alls.
+        ``ring`` carries the tensor-parallel all-reduces, ``exchange`` the experts' all-to-alls.
 
         Returns:
             Forward pass, backward pass with recompute, and the all-reduces within both, shape ``(3,

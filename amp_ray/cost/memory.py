@@ -274,10 +274,7 @@ class MemoryModel:
 
         Temporary tensors of a running layer belong to one slice. The gradients of all keys and
         values of a micro-batch are kept beside its activations until its first slice has run
-        backward.
-
-        Args:
-            share: Size of the largest slice as a share of the micro-batch.
+        backward. ``share`` is the size of the largest slice as a share of the micro-batch.
         """
         shape, rank = self.weights.model.shape, self.rank
         heads = shape.num_key_value_heads / shape.num_heads
@@ -579,7 +576,6 @@ class MemoryModel:
         return whole + shared / shards
 
     def _shards(self, options: StageOptions) -> int:
-        """Return the number of ranks that divide the optimizer's states."""
         if options.zero.stage == 0 and self.traits.shards_without_zero(self.rank.precision):
             return options.dp
         return options.zero.shards(options.dp)
@@ -695,18 +691,13 @@ class StageMemory:
     def peaks(self, bounds: tuple[int, ...]) -> list[tuple[float, Device]]:
         """Return, per stage, peak and device of the rank that comes closest to its limit.
 
-        Args:
-            bounds: Bounds of all chunks; with one chunk per stage, of the stages.
+        ``bounds`` are those of all chunks.
         """
         fullest = (self._fullest(stage, bounds) for stage in range(len(self.needs)))
         return [(peak_bytes, device) for peak_bytes, _, device in fullest]
 
     def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
-        """Return the parts of each stage's peak, by name of `PARTS`; they add up to it.
-
-        Args:
-            bounds: As in `peaks`.
-        """
+        """Return the parts of each stage's peak, by name of `PARTS`; they add up to it."""
         rows = []
         for stage in range(len(self.needs)):
             peak_bytes, memory, _ = self._fullest(stage, bounds)
@@ -746,12 +737,9 @@ class StageMemory:
     def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.
 
-        Args:
-            scale: Every device's memory is multiplied by it.
-            num_again: Recomputed blocks of each stage; None for the number in the stages' options.
-
-        Returns:
-            Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
+        Every device's memory is multiplied by ``scale``; ``num_again`` is by default the number in
+        the stages' options. The result has shape ``(pp, num_layers + 1)``; the end itself where
+        nothing fits.
         """
         first, smallest = self.needs[0][0]
         if all(len(needs) == 1 and needs[0] == (first, smallest) for needs in self.needs):

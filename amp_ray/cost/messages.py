@@ -39,11 +39,8 @@ class MessageModel:
     ) -> "Messages":
         """Return the messages across the cuts between stages.
 
-        Args:
-            stages: Stages with their devices.
-            rings: Path of every tensor-parallel group.
-            pairs: Shape ``(num_cuts, 2)``. The stages before and after each cut; by default those
-                that follow each other. Chunks of the last stage are followed by those of the first.
+        ``pairs``, shape ``(num_cuts, 2)``, are the stages before and after each cut; by default
+        those that follow each other. Chunks of the last stage are followed by those of the first.
         """
         if pairs is None:
             pairs = (np.arange(stages.num_cuts)[:, None] + np.arange(2)) % stages.pp
@@ -109,10 +106,6 @@ class MessageModel:
     def gathers(self, stages: PlacedStages, rings: Rings) -> FloatArray:
         """Return the time to gather slices in the slowest group of each part.
 
-        Args:
-            stages: Stages with their devices.
-            rings: Path of every tensor-parallel group.
-
         Returns:
             Shape ``(pp, num_parts, 2)``: latency of all steps, seconds per byte of a sample.
         """
@@ -134,15 +127,7 @@ class MessageModel:
         return sample_bytes(self.model, tp, self.precision, sequence_parallel=divided)
 
     def crossing_bytes(self, before: StageOptions, after: StageOptions) -> tuple[FloatArray, ...]:
-        """Return the bytes of a sample's activation and gradient over all tp ranks of a cut.
-
-        Args:
-            before: Options of the stage before the cut.
-            after: Options of the stage after it.
-
-        Returns:
-            By boundary, shape ``(num_layers + 1,)``.
-        """
+        """Return the bytes by boundary of a sample's activation and gradient over all tp ranks."""
         divided = before.sequence_parallel or after.sequence_parallel
         kinds = (
             (self.traits.sliced_activations, after.tp),

@@ -138,9 +138,7 @@ class SampleCosts:
     def weights(self, tp: int, expert_ranks: int = 0) -> Weights:
         """Return the weights of a rank in a tensor-parallel group.
 
-        Args:
-            tp: Its size.
-            expert_ranks: Ranks that hold the experts of a layer together; by default the group.
+        ``expert_ranks`` ranks hold the experts of a layer together; by default the group.
         """
         return Weights(model=self.experiment.model, tp=tp, expert_ranks=expert_ranks or tp)
 
@@ -207,10 +205,6 @@ class CostModel(SampleCosts):
     def stage_costs(self, stages: PlacedStages, memory: StageMemory | None = None) -> StageCosts:
         """Compute the costs of stages that do not depend on their cuts.
 
-        Args:
-            stages: Stages with their devices.
-            memory: Result of `stage_memory`, if it is there already.
-
         Raises:
             ValueError: If a device does not exist, or the profile is measured, but not for a
                 stage's tp on its devices.
@@ -245,13 +239,7 @@ class CostModel(SampleCosts):
     def costs_like(
         self, costs: StageCosts, stages: PlacedStages, memory: StageMemory
     ) -> StageCosts:
-        """Return `stage_costs` of stages that differ from those of other costs in recompute only.
-
-        Args:
-            costs: Costs of stages that all have one recompute setting.
-            stages: The same stages, also with one setting.
-            memory: Their memory.
-        """
+        """Return `stage_costs` of stages that differ from those of ``costs`` only in recompute."""
         kinds = replace(costs.kinds, stages=stages)
         times = self.samples(stages.cp).time_tables.of_kinds(kinds)
         return replace(
@@ -265,12 +253,7 @@ class CostModel(SampleCosts):
         )
 
     def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
-        """Estimate a strategy from the costs of its stages, without `with_columns`.
-
-        Args:
-            costs: Costs of stages with the strategy's options, shares and devices.
-            strategy: Its bounds are used.
-        """
+        """Estimate a strategy from the costs of its stages, without `with_columns`."""
         stages, experiment = costs.stages, self.experiment
         bounds = all_bounds(experiment.model, strategy)
         passes_s, sends_s = self.passes(costs, strategy)
@@ -332,10 +315,7 @@ class CostModel(SampleCosts):
     def least_s(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> float:
         """Return a lower bound on the seconds of an iteration, 0 for interleaved stages.
 
-        Args:
-            costs: Costs of the stages, for whole micro-batches.
-            bounds: Their cuts.
-            limit_s: A bound above this limit need not be tight.
+        A bound above ``limit_s`` need not be tight.
         """
         if costs.stages.is_interleaved:
             return 0.0
@@ -431,10 +411,6 @@ class SliceCosts:
 
         Counted times are corrected by measurements of whole sequences.
 
-        Args:
-            bounds: Cuts of the stages.
-            place: The slice.
-
         Returns:
             Forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``, and those of
             activation and gradient across each cut, shape ``(2, pp - 1, num_parts)``.
@@ -469,7 +445,6 @@ class SliceCosts:
 
     @memoised
     def _times_and_messages(self, place: Place) -> tuple[StageTimes, Messages]:
-        """Compute the costs of a slice that do not depend on cuts."""
         sequences, tokens, context = place
         stages, cluster = self.stages, self.whole.experiment.cluster
         shares = [(sequences,) * len(share) for share in stages.shares]

@@ -150,7 +150,6 @@ class Group:
 
     @property
     def _ring_s(self) -> FloatArray:
-        """Latency of the ``num_ranks - 1`` hops of a ring by protocol."""
         within = self.hops(self.within)[_RING]
         if self.num_nodes == 1:
             chain: FloatArray = (self.num_ranks - 1) * within
@@ -303,12 +302,8 @@ def measured_curve(
 ) -> Curve | None:
     """Return the mean curve of measured collectives; None if one was not measured.
 
-    Args:
-        board: Name in the catalogue.
-        collectives: Names in the table.
-        num_ranks: Ranks, all in one node.
-        latency: Factor of the time of the smallest size.
-        rate: Factor of the rate, which is what remains of the other times.
+    ``latency`` is a factor of the time of the smallest size; ``rate`` is one of the rate, which is
+    what remains of the other times. All ranks are in one node.
     """
     times = [measured_s(board, name, num_ranks) for name in collectives]
     if any(seconds is None for seconds in times):

@@ -189,14 +189,6 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     With ``C = A B`` the gradients are ``dA = dC B^T`` and ``dB = A^T dC``. If the second operand is
     a weight, the samples of a micro-batch add rows to one product; else each sample is a separate
     product of the batch.
-
-    Args:
-        gemm: The product, per sample.
-        rank: Device, tp, micro-batch size, precision.
-        constants: Efficiencies.
-
-    Returns:
-        Seconds of both passes.
     """
     rows, columns, inner, batch = (
         float(gemm.rows),
@@ -272,9 +264,6 @@ def gemm_s(
     A partial tile takes as long as a whole one. Tiles are spread evenly over the multiprocessors;
     with fewer tiles than multiprocessors the product lasts as long as one tile. Then the result is
     written. The time to read and write everything once is a lower bound.
-
-    Returns:
-        Seconds.
     """
     device, width = rank.device, rank.bytes_per_element
     operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
@@ -357,11 +346,6 @@ def expected_tiles(rows: float, tile_rows: int) -> float:
 def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Phases:
     """Time a memory-bound kernel by the bytes that it reads and writes.
 
-    Args:
-        op: The kernel, per sample.
-        rank: Device, tp, micro-batch size, precision.
-        constants: Efficiencies.
-
     Returns:
         Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each. If
         products run within the kernel, `fused_attention_phases` counts them. A kernel whose
@@ -398,14 +382,8 @@ def fused_attention_phases(
     """Time attention as one kernel, whose products hide the traffic between them.
 
     Multiprocessors take blocks of unequal work in no order of their lengths: they end apart, on
-    average by half of the longest block, and no pass is shorter than that block.
-
-    Args:
-        traffic: Seconds of all that it reads and writes, and of its launches.
-        op: The kernel, per sample.
-        samples: That the rank has of a micro-batch.
-        rank: Device and precision.
-        constants: Efficiencies.
+    average by half of the longest block, and no pass is shorter than that block. ``traffic`` are
+    the seconds of all that it reads and writes, and of its launches.
     """
     rate = attention_rate(op, rank.beside_fp8, constants)
     half_block_s = op.block_flops * rank.device.num_multiprocessors / rate / 2
@@ -455,10 +433,7 @@ def unaligned_rate(rank: Rank, constants: Constants) -> float:
 
     Where nothing was measured, it is that of the units of single precision, two numbers in half
     precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data sheet:
-    31.4 and 15.7 TFLOP/s).
-
-    Returns:
-        Floating-point operations per second; infinite in single precision.
+    31.4 and 15.7 TFLOP/s). The rate is infinite in single precision.
     """
     device = rank.device
     if device.fp32_flops is None or rank.precision == "fp32":

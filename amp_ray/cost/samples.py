@@ -89,13 +89,9 @@ def context_experiment(experiment: Experiment, cp: int) -> Experiment:
 def slice_experiment(
     experiment: Experiment, tokens: int, context: int, *, measured: bool
 ) -> Experiment:
-    """Return an experiment whose samples are slices.
+    """Return an experiment whose samples are slices of ``tokens`` tokens after ``context`` others.
 
-    Args:
-        experiment: Experiment with whole sequences.
-        tokens: Tokens of a slice.
-        context: Tokens before it.
-        measured: Whether to use times of measured slices instead of data sheets.
+    ``measured`` uses times of measured slices instead of data sheets.
     """
     profile, model = ANALYTIC, experiment.model
     if measured:
@@ -175,10 +171,7 @@ def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) 
 def measured_s(points: SlicePoints, way: int, place: Place) -> float:
     """Return the seconds of a slice: interpolated without context, plus the cost of its context.
 
-    Args:
-        points: Measured slices, among them some without context for this number of sequences.
-        way: 0 forward, 1 backward.
-        place: The slice.
+    ``way`` is 0 forward, 1 backward.
     """
     sequences, tokens, context = place
     alone = (points.places[:, 0] == sequences) & (points.places[:, 2] == 0)
@@ -248,15 +241,7 @@ def context_exchange_s(
     computed; only the excess of the transfer over this computation is visible, ``cp - 1`` times.
     The backward pass also moves their gradients, which need one more step to return to their rank.
     If keys and values are gathered instead, the whole gather is visible. The backward pass gathers
-    them again and scatters their gradients.
-
-    Args:
-        layer: Layer of the model with one rank's tokens.
-        rank: Its device, tp, micro-batch size and precision.
-        cp: Ranks in the ring.
-        path: Rate and latencies of the ring.
-        traits: Whether the runtime uses a ring or gathers.
-        constants: Efficiencies.
+    them again and scatters their gradients. The layer has one rank's tokens.
 
     References:
         Liu et al., Ring Attention, arXiv:2310.01889; Dubey et al., Llama 3, arXiv:2407.21783,

@@ -39,12 +39,8 @@ def split_after(
 ) -> IntArray:
     """Return the boundary up to which the blocks of each stage recompute.
 
-    Args:
-        block_counts: Shape ``(num_layers + 1,)``. Blocks before each boundary, ascending.
-        start: First layer of each stage.
-        end: Layer after the last of each stage.
-        recompute: Recompute option of these stages.
-        before: Blocks of each stage in earlier chunks.
+    ``block_counts``, shape ``(num_layers + 1,)``, are the blocks before each boundary, ascending;
+    ``before`` are the blocks of each stage in earlier chunks.
 
     Returns:
         Array of the shape of ``start``; equal to ``end`` if all blocks are treated alike.
@@ -78,12 +74,7 @@ class PlacedStages:
 
     @classmethod
     def of_candidate(cls, candidate: Candidate, devices: Sequence[int] | IntArray) -> Self:
-        """Return the stages of a candidate, which are all equal.
-
-        Args:
-            candidate: Has the options of every stage.
-            devices: Device of each rank.
-        """
+        """Return the stages of a candidate, which are all equal."""
         options = without_context(candidate.options)
         return cls(
             options=(options,) * candidate.pp,
@@ -167,12 +158,7 @@ class PlacedStages:
         return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
 
     def exchanges(self, topology: Topology, copies: int) -> list[Path]:
-        """Return rate and latencies of each stage's expert all-to-alls if all run at once.
-
-        Args:
-            topology: Links of the cluster.
-            copies: See `Topology.exchange`.
-        """
+        """Return rate and latencies of each stage's expert all-to-alls if all run at once."""
         if all(options.ep == 1 for options in self.distinct_options[0]):
             return [NO_RING] * self.pp
         grids = map(self.expert_grid, range(self.pp))
@@ -365,9 +351,7 @@ class StageTimes:
     def _splits(self, firsts: IntArray, ends: IntArray) -> IntArray:
         """Return the boundary up to which the blocks of each chunk recompute.
 
-        Args:
-            firsts: Shape ``(num_chunks,)``. First layer of each chunk.
-            ends: Shape ``(num_chunks,)``. Layer after its last.
+        Both arrays have shape ``(num_chunks,)``.
         """
         distinct, of_stage = self.stages.distinct_options
         if all(options.recompute.layers is None for options in distinct):
@@ -427,10 +411,8 @@ class TimeTables:
     ) -> StageTimes:
         """Return the layer times of some stages.
 
-        Args:
-            stages: Stages with their devices.
-            types: Device types of each tensor-parallel group.
-            rings: Path of the all-reduces of each tensor-parallel group.
+        ``types`` are the device types of each tensor-parallel group, ``rings`` the paths of its
+        all-reduces.
 
         Raises:
             ValueError: If the profile is measured, but not for a stage's tp on its devices.
@@ -528,13 +510,8 @@ class TimeTables:
         """Return the times of one kind of group.
 
         Each layer takes the time of the slowest device, as all-reduces synchronise devices.
-
-        Args:
-            types: Device types in the group, ascending.
-            ring: Path of its all-reduces.
-            options: Options of its stage; dp does not matter.
-            samples: Samples in one micro-batch.
-            exchange: Path of its all-to-alls; by default free, which gives a lower bound.
+        ``types`` ascend; ``options`` are those of its stage, whose dp does not matter. By default
+        ``exchange`` is free, which gives a lower bound.
 
         Returns:
             Prefix sums as in `StageTimes.tables`, and whether they extrapolate.
@@ -556,7 +533,6 @@ class TimeTables:
         exchange: Path,
         again: RecomputeKind,
     ) -> tuple[FloatArray, bool]:
-        """Return the `table` of groups with these ranks, ep and expert_tp."""
         costs = self._costs_of(ranks[0].tp, *layout)
         tables = [costs.table(rank, ring, again, exchange) for rank in ranks]
         slowest = np.max([table for table, _ in tables], axis=0)
@@ -568,13 +544,7 @@ class TimeTables:
 
     @memoised
     def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
-        """Return the time that keys and values add to both passes of every layer.
-
-        Args:
-            path: Context-parallel ring.
-            tp: Tensor parallel degree.
-            samples: Samples in one micro-batch.
-        """
+        """Return the time that keys and values add to both passes of every layer."""
         costs, rows = self.layer_costs, []
         layers, positions = costs.model.distinct_layers
         for device in self.topology.cluster.device_types:

@@ -49,14 +49,10 @@ def exposed_s(
     While a layer runs forward, the weights of the next one are gathered. While it runs backward,
     those of the previous one are gathered and the gradients of the next one reduced, over the same
     links. A layer waits for its gather, and computes at a lower rate during collectives. No
-    computation hides the first gather and the last reduce-scatter.
-
-    Args:
-        passes_s: Shape ``(2, num_layers)``. Forward and backward computation.
-        gathers_s: Shape ``(num_layers,)``. Gathers before the forward pass.
-        again_s: Gathers before the backward pass, in the same shape; 0 if weights were kept.
-        scatters_s: Reduce-scatters after the backward pass, in the same shape.
-        taken: Fraction of the compute rate that a running collective uses.
+    computation hides the first gather and the last reduce-scatter. ``passes_s`` has shape ``(2,
+    num_layers)``, the others ``(num_layers,)``: ``gathers_s`` are before the forward pass,
+    ``again_s`` before the backward pass (0 if weights were kept), ``scatters_s`` after it. A
+    running collective uses the fraction ``taken`` of the compute rate.
 
     References:
         Zhao et al., PyTorch FSDP, arXiv:2304.11277, section 3.3: prefetching in both passes.
@@ -433,7 +429,6 @@ class StepEnds:
 
     @cached_property
     def _tensor_paths(self) -> list[list[Path]]:
-        """Rates and latencies of each stage's tensor-parallel rings."""
         rings = self.model.topology.rings(self.stages.tensor_groups)
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 
@@ -466,7 +461,6 @@ class StepEnds:
 
     @cached_property
     def _expert_sharers(self) -> list[Sharers]:
-        """Ranks of each stage that hold the same experts."""
         grids = [self.stages.expert_grid(stage) for stage in range(self.stages.pp)]
         rows = [grid.reshape(len(grid), -1).T for grid in grids]
         distinct, _ = self.stages.distinct_options
@@ -501,9 +495,7 @@ class StepEnds:
     def _by_layer(self, held: FloatArray, ranks: Sharers) -> tuple[FloatArray, FloatArray]:
         """Return the time to gather each layer and to reduce its gradients.
 
-        Args:
-            held: Shape ``(num_layers,)``. Parameters of a rank.
-            ranks: The ranks that hold them.
+        A rank has ``held`` parameters of each layer.
         """
         model, options, paths = self.model, ranks.options, ranks.paths
         layers, position = np.unique(held, return_inverse=True)
@@ -578,7 +570,6 @@ class StepEnds:
 
     @memoised
     def _tied_s(self, whole: float, first: int, last: int) -> float:
-        """Return the seconds to all-reduce so many parameters that two stages share."""
         parameters = whole / lcm(*(self.stages.options[end].tp for end in (first, last)))
         pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
         paths = self.model.topology.rings(pairs).paths
@@ -586,11 +577,7 @@ class StepEnds:
 
 
 def tied_pairs(first: IntArray, last: IntArray) -> IntArray:
-    """Pair the ranks of two stages that hold the same slice of a tied weight, for all replicas.
-
-    Returns:
-        Shape ``(num_pairs, 2)``.
-    """
+    """Pair ranks of two stages that hold the same slice of a tied weight: ``(num_pairs, 2)``."""
     if first.shape == last.shape:
         return np.stack([first.ravel(), last.ravel()], axis=1)
     replicas, slices = max(len(first), len(last)), lcm(first.shape[1], last.shape[1])

@@ -123,8 +123,6 @@ def time_instructions(
 
 
 class _Execution:
-    """Progress of every stage, and the messages sent so far."""
-
     def __init__(
         self,
         orders: Sequence[Order],
@@ -133,7 +131,6 @@ class _Execution:
         blocking: bool,
         duplex: bool,
     ) -> None:
-        """Begin at time 0."""
         self.seconds, self.blocking, self.duplex = seconds, blocking, duplex
         self.ahead = [list(order) for order in orders]
         self.timed: list[list[Timed]] = [[] for _ in orders]

@@ -118,7 +118,6 @@ def chunks_in_flight(
 
 @lru_cache(maxsize=1024)
 def _states(stage: int, pp: int, num_micro_batches: int, virtual_stages: int) -> FloatArray:
-    """Compute the result of `chunks_in_flight`."""
     forward, backward, *_ = pass_order(pp, num_micro_batches, virtual_stages)
     ahead = num_ahead(pp, num_micro_batches, virtual_stages)[stage]
     chunks = np.arange(virtual_stages)
@@ -187,14 +186,9 @@ def slowest_replica(
 ) -> Breakdown:
     """Time every distinct replica, and divide the time of the slowest one into parts.
 
-    Args:
-        passes_s: Shape ``(3, num_chunks, dp, num_slices)``. Forward, backward, and the all-reduces
-            within both.
-        sends_s: Shape ``(2, num_chunks - 1, dp, num_slices)``. Activation and gradient across each
-            cut.
-        pp: Number of stages.
-        num_micro_batches: Per replica.
-        traits: As in `pipeline_s`.
+    Shapes are ``(3, num_chunks, dp, num_slices)`` of ``passes_s`` (forward, backward, and the
+    all-reduces within both), ``(2, num_chunks - 1, dp, num_slices)`` of ``sends_s`` (activation and
+    gradient across each cut).
 
     Returns:
         The pipeline's part of a breakdown.

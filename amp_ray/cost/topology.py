@@ -74,7 +74,6 @@ class Topology:
 
     @cached_property
     def _kinds(self) -> tuple[list[int], list[Node]]:
-        """Kind of each node, and the first node of each kind."""
         number: dict[object, int] = {}
         kinds, first = list[int](), list[Node]()
         for node, link_key in zip(self.cluster.nodes, self.cluster.link_keys, strict=True):
@@ -141,9 +140,6 @@ class Topology:
 
         Rings that leave a node share its network interfaces; within a node a ring runs at the
         node's own rate. A ring visits each node once, in the nodes' order.
-
-        Args:
-            groups: Devices of each ring.
         """
         if isinstance(groups, np.ndarray):
             if groups.shape[1] == 1:
@@ -159,7 +155,6 @@ class Topology:
         return self._rings(np.frombuffer(content, np.int64).reshape(shape).tolist())
 
     def _rings(self, groups: Sequence[Sequence[int]]) -> Rings:
-        """Compute the result of `rings` group by group."""
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
         node_of_device = self.cluster.node_of_device
@@ -215,7 +210,6 @@ class Topology:
     def _ring(
         self, nodes: tuple[int, ...], num_ranks: int, sharers: tuple[int, ...], *, in_host: bool
     ) -> Path:
-        """Return `ring`, with the sharers of each of the nodes."""
         shared = dict(zip(nodes, sharers, strict=True))
         return self.ring(nodes, num_ranks, shared, in_host=in_host)
 
@@ -231,12 +225,9 @@ class Topology:
 
         A rank passes on the data of the previous step, so every step lasts as long as the slowest
         hop. In a rack, a ring uses the interfaces of at most as many hosts as it has ranks there.
-
-        Args:
-            nodes: The nodes that it visits, ascending.
-            num_ranks: Ranks in the ring.
-            sharers: Per node, the number of rings that leave it; unused for a ring within a node.
-            in_host: Whether all ranks are in one host of a rack; by default if they fit into one.
+        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave it, unused for a
+        ring within a node. ``in_host``: all ranks are in one host of a rack, by default if they fit
+        into one.
         """
         if num_ranks == 1:
             return NO_RING
@@ -283,12 +274,8 @@ class Topology:
     ) -> Path:
         """Return the path with NCCL's times, unless the latencies of all its links are stated.
 
-        Args:
-            path: Path of a ring.
-            nodes: Nodes that it visits.
-            num_ranks: Its ranks.
-            inside: Rate and step of the slowest hop within a node.
-            network: The same between nodes.
+        ``inside`` is the rate and the step of the slowest hop within a node, ``network`` that
+        between nodes.
         """
         of_ring = [self.cluster.nodes[node] for node in nodes]
         scale = self.constants.latency_scale
@@ -337,11 +324,8 @@ class Topology:
         the same time, bytes for other nodes use the network interfaces, which are shared by all
         ranks of the node that send to other nodes; a rank has at most the interface of its host. Of
         several copies for one node, only one crosses the network; it is sent on over the node's
-        links, once to each rank that gets some of them.
-
-        Args:
-            groups: Devices of each group, shape ``(num_groups, size)``.
-            copies: Copies of a token, each for a random rank, of which a node and a rank get one.
+        links, once to each rank that gets some of them. ``copies`` of a token go to random ranks,
+        of which a node and a rank get one.
 
         Returns:
             The rate for all bytes of a rank, including those that it keeps.
@@ -358,7 +342,6 @@ class Topology:
 
     @memoised
     def _exchange(self, shape: tuple[int, ...], content: bytes, copies: int) -> Path:
-        """Return `exchange` for the nodes of each group."""
         groups = np.frombuffer(content, np.int64).reshape(shape)
         size, counts = shape[1], [Counter(group.tolist()) for group in groups]
         sharers: Counter[int] = Counter()

@@ -51,11 +51,8 @@ class Judge:
     ) -> Verdict:
         """Judge one estimate.
 
-        Args:
-            bounds: Bounds of all chunks; with one chunk per stage, of the stages.
-            iteration_time_s: Estimated seconds.
-            peaks_bytes: Shape ``(pp,)``. Estimated peak of each stage.
-            devices: Shape ``(pp,)``. Smallest device of each stage.
+        ``bounds`` are those of all chunks. Peaks and devices (the smallest of each stage) have
+        shape ``(pp,)``.
         """
         ratios = [
             peak / device.memory_bytes for peak, device in zip(peaks_bytes, devices, strict=True)
@@ -86,7 +83,6 @@ class Judge:
         return (traits.launch_limit_s - traits.launch_setup_s) / traits.launch_iterations
 
     def _without_parameters(self, bounds: tuple[int, ...], pp: int) -> list[Reason]:
-        """Find stages that cannot build their optimizer, or have a chunk without layers."""
         none = [
             str(chunk % pp) for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end
         ]
@@ -124,9 +120,8 @@ def safe_memory_fraction(constants: Constants) -> float:
 def exceeds_probability(ratio: float, error: float) -> float:
     """Return the probability to exceed a limit, given a lognormal error of the estimate.
 
-    Args:
-        ratio: Estimate over limit; at 0 the probability is 0.
-        error: Sigma of the logarithm of true over estimated value.
+    At a ``ratio`` of 0 the probability is 0; ``error`` is the sigma of the logarithm of true over
+    estimated value.
 
     Example:
         >>> exceeds_probability(1.0, 0.1)

@@ -92,10 +92,7 @@ class Weights:
 def by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> FloatArray:
     """Return the sums of stages, shape ``(pp,)``, from prefix sums over the layers.
 
-    Args:
-        prefix: Shape ``(num_layers + 1,)``.
-        bounds: Bounds of all chunks.
-        pp: Number of stages; None where each is one chunk.
+    Without ``pp`` each stage is one chunk.
     """
     ends = prefix[list(bounds)]
     held: FloatArray = ends[1:] - ends[:-1]

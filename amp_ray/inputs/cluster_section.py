@@ -359,7 +359,6 @@ def _links_of_node(
 def _gbit_per_s(
     prefix: str, gbit: Rates | None, gbyte: Rates | None, default: float | None = None
 ) -> Rates:
-    """Return a rate in Gbit/s, from either unit of the file."""
     if gbit is not None and gbyte is not None:
         raise ValueError(f"found {prefix}gbit_per_s and {prefix}gbyte_per_s; expected one of them")
     if isinstance(gbyte, Sequence):
@@ -401,7 +400,6 @@ def _nodes(
 
 
 def _rack_size(entry: NodeSection, device: Device) -> int:
-    """Return the number of hosts of a rack; 1 without racks."""
     return max(1, device.rack_devices // entry.slots) if entry.rack is None else entry.rack.nodes
 
 

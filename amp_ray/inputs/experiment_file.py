@@ -259,7 +259,6 @@ class _Builder:
 
     @cached_property
     def zero_stage(self) -> int:
-        """The ZeRO stage."""
         checked, document, traits = self._checked, self._document, self.traits
         shard_ranks, reshard = checked.shard_ranks, checked.reshard_after_forward
         stage = "auto" if checked.zero_stage is None else checked.zero_stage
@@ -320,7 +319,6 @@ class _Builder:
 
     @cached_property
     def tokens(self) -> float | None:
-        """Total number of tokens to train on."""
         tokens = self._checked.tokens
         if tokens is not None and not self.model.shape.num_tokens:
             message = f"found {tokens:g}; family {self.model.shape.family!r} has no tokens"
@@ -345,7 +343,6 @@ class _Builder:
 
     @cached_property
     def model(self) -> Model:
-        """The chain of layers to train."""
         section, traits = self._checked.model, self.traits_on_boards
         text = self._text(section.config, "model", "config")
         with self._document.at("model"):
@@ -358,7 +355,6 @@ class _Builder:
 
     @cached_property
     def hosts(self) -> tuple[Cluster, Groups]:
-        """The cluster to plan for, and the hosts of every group."""
         hostfile = self._checked.cluster.hostfile
         text = self._text(hostfile, "cluster", "hostfile")
         checked = self._checked
@@ -409,7 +405,6 @@ class _Builder:
 
     @cached_property
     def profile(self) -> Profile:
-        """The source of layer times."""
         model, (cluster, _), section = self.model, self.hosts, self._checked.profile
         precision = self._formats.compute
         _check_profiled(self._document, section)
@@ -442,7 +437,6 @@ class _Builder:
             return self._files.text(name)
 
     def experiment(self) -> Experiment:
-        """Return the complete experiment."""
         checked, document = self._checked, self._document
         for key, reason in checked.search.problems(self.traits_on_boards, self.model.shape):
             document.refuse(reason, "search", key)
@@ -508,11 +502,7 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | floa
 
 
 def _split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
-    """Split a cluster into groups of consecutive, equal nodes that run trials side by side.
-
-    Returns:
-        The cluster of the first group, for which plans are made, and the host names of every group.
-    """
+    """Return the cluster of one of the equal groups for trials, and the hosts of every group."""
     size, rest = divmod(len(cluster.hosts), num_groups)
     where = document.where("trials", "host_groups")
     if rest or not size:

@@ -205,7 +205,6 @@ def _expanded(name: str) -> Iterator[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """Return the numbers of ``01-03,7``, with the leading zeros of each range."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)

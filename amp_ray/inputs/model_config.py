@@ -109,8 +109,6 @@ def _is_tower(key: str, value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Config:
-    """The configuration of a language model."""
-
     values: Mapping[str, Any]  # with the defaults of its type, without nulls
     kind: str
     architecture: Architecture
@@ -135,7 +133,6 @@ class _Config:
         return cls(values=values, kind=kind, architecture=architecture, place=place)
 
     def refusal(self, key: str, value: object, expected: str) -> InputError:
-        """Return the refusal of a key's value."""
         message = f"found {shown(value)}; expected {expected}"
         return InputError(message, where=_within(self.place, key))
 
@@ -182,7 +179,6 @@ class _Config:
         return figures
 
     def _figure(self, key: str, figure: str = "") -> Any:  # noqa: ANN401 - a flag or a count
-        """Return a figure; refuse a wrong type."""
         value = self.values[key]
         if figure in _FLAGS:
             fits, expected = isinstance(value, bool), "true or false"

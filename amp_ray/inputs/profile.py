@@ -281,7 +281,6 @@ def parse_device_table(text: str, *, num_layers: int, file: str) -> DeviceTable:
 
 
 def _read_row(row: list[str], header: list[str], where: Where) -> tuple[int, _Key, list[float]]:
-    """Read one line into layer, (tp, micro-batch size) and times."""
     if len(row) != len(header):
         message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
         raise InputError(message, where=where)

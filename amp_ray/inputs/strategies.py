@@ -249,7 +249,6 @@ def strategy_from_json(
 
 
 def _strategy(record: StrategyRecord, cluster: Cluster, where: Where, zero: Zero) -> Strategy:
-    """Return the strategy of an object with bounds or stages."""
     with placed(where, ValueError):
         num_devices = _num_devices(record)
         if num_devices > cluster.num_devices:
@@ -302,7 +301,6 @@ def _of_stages(
     placement: tuple[int, ...] | None,
     zero: Zero,
 ) -> Strategy:
-    """Return the strategy of an object with explicit stages."""
     share = (record.micro_batch_size,)
     even = all(stage.shares in (None, [*share * stage.dp]) for stage in records)
     stages = tuple(
@@ -341,7 +339,6 @@ def _micro_batches(record: StrategyRecord) -> int:
 
 
 def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-    """Return the device at each (host, slot)."""
     device_at = {place: device for device, place in enumerate(cluster.places)}
     for host, slot in slots:
         if (host, slot) not in device_at:
@@ -351,7 +348,6 @@ def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int,
 
 
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
-    """Refuse an object with contradictory keys."""
     per_stage = [stage.options for stage in strategy.stages]
     recomputes = [options.recompute for options in per_stage]
     pairs: dict[str, tuple[object, object]] = {
@@ -389,7 +385,6 @@ _T = TypeVar("_T")
 
 
 def _common(values: set[_T]) -> _T | None:
-    """Return the only value of a set; None if there are several."""
     return values.pop() if len(values) == 1 else None
 
 

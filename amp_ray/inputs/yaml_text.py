@@ -81,13 +81,11 @@ class _Loader(yaml.BaseLoader):
     """A loader that refuses values nested too deeply, and too many values."""
 
     def __init__(self, stream: str) -> None:
-        """Start with no values counted."""
         super().__init__(stream)
         self._level = 0
         self._num_values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - a node or a number
-        """Compose one value and everything within it."""
         self._level += 1
         self._num_values += 1
         problem = None
@@ -301,7 +299,6 @@ def _path_of(parts: Sequence[str], inside: Any, where: Where) -> Path:  # noqa: 
 
 
 def _with(inside: Any, path: Path, value: Any) -> Any:  # noqa: ANN401 - plain values
-    """Return a mapping or list with a new value at a path inside it."""
     if not path:
         return value
     first, *rest = path

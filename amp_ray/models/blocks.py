@@ -237,12 +237,8 @@ def llama_block(
 ) -> Layer:
     """Build a pre-norm block with RMS norm, rotary embedding and a gated feed-forward part.
 
-    Args:
-        width: Its sizes.
-        name: Name of the layer.
-        attended: Attention operators; by default `rotary_attention`.
-        feed_forward: Operators of the feed-forward part; by default gated.
-        post_norms: Whether the results of both parts are also normed.
+    By default its attention is `rotary_attention`; ``post_norms`` also norms the results of both
+    parts.
     """
     first, second = (
         ((norm(f"post-norm-{number}", width, bias=False),) if post_norms else ())

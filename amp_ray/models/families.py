@@ -155,12 +155,7 @@ def _llama(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer
 
 
 def _decoder_blocks(shape: ModelShape, width: Width) -> tuple[Layer, ...]:
-    """Build all blocks of a llama-like decoder.
-
-    Args:
-        shape: Sizes of the model.
-        width: Sizes of a dense block without windows.
-    """
+    """Build all blocks of a llama-like decoder; a dense block without windows has ``width``."""
     windows = shape.attention_windows or (0,)
     kinds = [
         (
@@ -214,13 +209,7 @@ def _next_token_module(block: Layer, width: Width, shape: ModelShape) -> Layer:
 
 
 def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer, ...]:
-    """Build all blocks of a GPT-2, blocks with experts last; experts have no biases.
-
-    Args:
-        shape: Sizes of the model.
-        width: Sizes of a block.
-        dropout: Whether it trains with dropout.
-    """
+    """Build all blocks of a GPT-2, blocks with experts last; experts have no biases."""
     dense = gpt_block(width, name="block", dropout=dropout)
     if not shape.num_experts:
         return (dense,) * shape.num_layers
@@ -239,7 +228,6 @@ def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Laye
 
 
 def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -> Layer:
-    """Build one block; without the options of newer models it is a llama block."""
     block_width = replace(width, sliding=window or None)
     if shape.key_value_rank:
         attended = latent_attention(block_width, shape)
@@ -291,7 +279,6 @@ def _experts(shape: ModelShape, activations: tuple[Elementwise, ...], *, is_gate
 
 
 def _shared_experts(shape: ModelShape, width: Width) -> tuple[Operator, ...]:
-    """Return the shared experts, which process all tokens, as one feed-forward part."""
     if not shape.shared_feed_forward_size:
         return ()
     shared = replace(width, feed_forward=shape.shared_feed_forward_size)

@@ -183,13 +183,7 @@ class Experts:
 
         As for other operators, counts are divided by tp. A rank has ``num_experts / ep`` experts,
         or ``1 / etp`` of each. A group receives as many copies of tokens as it sends, times
-        ``load``.
-
-        Args:
-            tp: Tensor parallel degree.
-            ep: Expert parallel degree.
-            etp: Ranks of the group that divide each expert.
-            load: Tokens of the busiest rank, divided by the average of all ranks.
+        ``load``: the tokens of the busiest rank, divided by the average of all ranks.
         """
         copies = self.tokens * self.per_token
         moved = float(copies * self.hidden)
@@ -251,11 +245,9 @@ class Experts:
     ) -> tuple[Operator, ...]:
         """Return the grouped products of some experts and the activation between them.
 
-        Args:
-            num_experts: Experts of a rank, whole or in part.
-            rows: Tokens of all experts of a tensor-parallel group, per sample.
-            etp: Ranks that divide each expert; 0 if tp divides it like other weights.
-            ranks: Ranks of the group with different experts.
+        ``rows`` are the tokens of all experts of a tensor-parallel group, per sample; ``ranks`` are
+        those of the group with different experts. ``etp`` ranks divide each expert; 0 if tp divides
+        it like other weights.
         """
         inner, parts = rows * self.feed_forward, max(etp, 1)
         width = self.feed_forward // parts

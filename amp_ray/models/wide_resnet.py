@@ -85,7 +85,6 @@ def _batch_norm(name: str, side: int, channels: int, *, sharded: bool = False) -
 
 
 def _relu(name: str, side: int, channels: int, *, sharded: bool = False) -> Elementwise:
-    """Return an in-place activation; the next convolution saves its result."""
     elements = side**2 * channels
     return Elementwise(
         name=name,

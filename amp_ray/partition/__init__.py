@@ -6,8 +6,6 @@ This package knows arrays, not devices. Planners fill `StageTables` and `OptionT
 from amp_ray.partition.exact import solve
 from amp_ray.partition.problem import (
     InfeasiblePartition,
-    InfeasibleReason,
-    Objective,
     PartitionProblem,
     PartitionSolution,
     PrunedPartition,
@@ -20,8 +18,6 @@ from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 __all__ = [
     "NO_ROW",
     "InfeasiblePartition",
-    "InfeasibleReason",
-    "Objective",
     "OptionTable",
     "PartitionProblem",
     "PartitionSolution",

@@ -123,8 +123,6 @@ def best_chain(programme: Programme, num_micro_batches: int) -> tuple[int, ...] 
 
 @dataclass(slots=True, kw_only=True)
 class _Search(CapSearch):
-    """The search over one problem."""
-
     programme: Programme  # the problem, laid out
     scratch: Scratch
     # Every chain so far, with options in canonical order; None if the caller needs none
@@ -133,7 +131,6 @@ class _Search(CapSearch):
     options: list[int] = field(default_factory=list)  # their options, in canonical order
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Evaluate a cap with the compiled kernel."""
         chain = cheapest_chain(cap_s, self.programme, self.scratch)
         sum_s, slowest_s, num_stages, _ = chain
         if num_stages and self.met is not None:

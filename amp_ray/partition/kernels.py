@@ -231,10 +231,7 @@ def cheapest_chain(
 ) -> tuple[float, float, int, float]:
     """Place all layers at the smallest sum with no stage slower than ``cap_s``.
 
-    Args:
-        cap_s: Bound on the bottleneck time of every stage; may be infinite.
-        programme: The problem.
-        scratch: Overwritten; ``path_start`` and ``path_option`` hold the chain.
+    The chain is then in ``path_start`` and ``path_option`` of ``scratch``.
 
     Returns:
         ``(sum_s, slowest_s, num_stages, next_cap_s)``. Without a chain the sum is infinite and

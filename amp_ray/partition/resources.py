@@ -103,12 +103,7 @@ def limited_graph(
 ) -> ResourceGraph | None:
     """Enumerate groups of whole grains, or of an equal part of one; None if there are too many.
 
-    Args:
-        counts: Units of each kind, at least one.
-        grains: Units per grain of each kind; grains start at the begin of its row.
-        most_kinds: Most kinds in one group.
-        idle: As in `resource_graph`.
-        most_groups: Largest number of groups.
+    ``grains`` are the units per grain of each kind; grains start at the begin of its row.
     """
     grower = _Grower(counts=tuple(counts), grains=tuple(grains), most=most_kinds, idle=idle)
     begin: State = (0, NO_KIND, 0)

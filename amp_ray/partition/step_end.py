@@ -175,12 +175,9 @@ def solve_with_step_end(
 ) -> StepEndSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest sum of objective and step end.
 
-    Args:
-        problem: Costs of the pipeline, and terms of the step end.
-        upper_bound_s: Partitions that cost more are pruned.
-        most_boxes: Stop after this many boxes, at least one, with the best partition so far and a
-            valid lower bound.
-        met: Receives every partition of the search, with its value.
+    Partitions that cost more than ``upper_bound_s`` are pruned. The search stops after
+    ``most_boxes`` boxes, at least one, with the best partition so far and a valid lower bound;
+    ``met`` receives all its partitions, with their values.
 
     Returns:
         The best partition; `InfeasiblePartition` if there is none; `PrunedPartition` if all cost
@@ -206,8 +203,6 @@ def solve_with_step_end(
 
 @dataclass(slots=True, kw_only=True)
 class _BoxSearch(BestFirst[Box]):
-    """Open boxes, and the best partition so far."""
-
     problem: StepEndProblem
     met: list[Chain] | None
     best: tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None = None
@@ -285,14 +280,8 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
     """Return a lower bound on the cost of partitions with each option.
 
     Sum, bottleneck and step end are bounded separately, so a partition may cost more than the
-    bounds of all of its options.
-
-    Args:
-        problem: Costs of the pipeline, and terms of the step end.
-        limit_s: Partitions that cost more, step end included, are ignored.
-
-    Returns:
-        Shape ``(E,)``. Infinite if no partition within the limit uses the option.
+    bounds of all of its options. Partitions above ``limit_s``, step end included, are ignored. The
+    bound is infinite if no partition within the limit uses the option.
     """
     order = problem.uncapped.options.order
     least_s = np.array([term.least_s for term in problem.terms])

@@ -16,12 +16,10 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def _no_times() -> FloatArray:
-    """Return the default of an omitted table."""
     return np.empty(0)
 
 
 def _no_integers() -> IntArray:
-    """Return the default of an omitted column of rows."""
     return np.empty(0, np.int64)
 
 
@@ -274,7 +272,6 @@ def _frozen(
 
 
 def _check_prefix_sums(time_prefix_s: FloatArray) -> None:
-    """Raise if a layer has negative time."""
     decreases = time_prefix_s[:, 1:] < time_prefix_s[:, :-1]
     if decreases.any():
         row, layer = (int(index) for index in np.argwhere(decreases)[0])
@@ -287,7 +284,6 @@ def _check_prefix_sums(time_prefix_s: FloatArray) -> None:
 
 
 def _check_starts(earliest_start: IntArray) -> None:
-    """Raise if a start lies behind its end."""
     behind = earliest_start > np.arange(earliest_start.shape[1])
     if behind.any():
         row, end = (int(index) for index in np.argwhere(behind)[0])

@@ -79,7 +79,6 @@ class _Table(Table):
     def _row(
         self, cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[Style]
     ) -> Iterator[Segment]:
-        """Yield the lines of a row."""
         is_right = [column.justify == "right" for column in self.columns]
         ends = [self._gap] * (len(widths) - 1) + [self._gap[1:]]
         for line in zip_longest(*cells, fillvalue=""):
@@ -99,15 +98,7 @@ def table(
     caption: str | None = None,
     padding: int = 1,
 ) -> Table:
-    """Return a table without lines around cells.
-
-    Args:
-        columns: Name and settings of each column.
-        rows: Rows, whose cells are never read as markup.
-        title: Title above the table, aligned left.
-        caption: Caption below the table.
-        padding: Number of blanks between columns.
-    """
+    """Return a table without lines around cells, which are never read as markup."""
     drawn = _Table(
         box=SIMPLE_HEAD,
         padding=(0, padding, 0, 0),

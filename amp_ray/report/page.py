@@ -100,12 +100,9 @@ class _Names:
 
 
 def plan_record(planned: Planned, *, source: str, why_none: str | None = None) -> dict[str, Any]:
-    """Return the record of a plan.
+    """Return the record of a plan by any cost model; stages and timeline always come from ours.
 
-    Args:
-        planned: A plan by any cost model; stages and timeline always come from ours.
-        source: Path of the experiment file, for the commands on the page.
-        why_none: Why no strategy can run, and what would; None for the planner's words.
+    ``why_none`` says why no strategy can run, and what would; by default in the planner's words.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
     number = len(ranking.results) + ranking.num_left_out
@@ -232,7 +229,6 @@ def _estimate(record: Mapping[str, Any], experiment: Experiment, planner: Planne
 
 
 def _empty(experiment: Experiment) -> dict[str, Any]:
-    """Return a record with only the versions that made the report."""
     environment = [("amp-ray", __version__), ("Python", platform.python_version())]
     for package in _PACKAGES:
         try:
@@ -296,7 +292,6 @@ def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:
 
 
 def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
-    """Return the figures at the top of the page, as names and texts."""
     interval = full.get("interval_s")
     ends = " to ".join(figure_text(end, 3) for end in interval or ())
     around = f" ({ends})" if ends else ""

@@ -79,7 +79,6 @@ def with_idle(plan: str, idle: Mapping[str, int]) -> str:
 
 
 def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of layers, or a list
-    """Name the kinds of recompute of the stages, each kind once."""
     if isinstance(recompute, str):
         return recompute
     if isinstance(recompute, Mapping):

@@ -178,7 +178,6 @@ def _excess(trial: Trial, outcome: Measured) -> float:
 
 
 def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
-    """Return the row of a trial with its outcome, or its current state."""
     plan = trial.strategy
     degrees = [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
     number = f"{'*' if is_best else ''}{trial.number}"
@@ -337,8 +336,6 @@ class PlainView:
 
 @dataclass(slots=True)
 class _Seen:
-    """Current contents of the live table."""
-
     # State and knowledge of the study at the tuner's last update
     state: TunerState | None = None
     knowledge: Knowledge | None = None
@@ -439,7 +436,6 @@ def _end_lines(result: StudyResult, folder: str) -> list[str]:
 
 
 def _warning_lines(trials: Sequence[TrialRecord]) -> list[str]:
-    """Return the warnings of measured times."""
     warned = [
         f"trial {trial_record.trial.number}: {text}"
         for trial_record in trials
@@ -479,7 +475,6 @@ def _last_rows(seen: _Seen, num_rows: int) -> tuple[Sequence[tuple[Trial, Outcom
 
 
 def _outcome(seen: _Seen, trial_record: TrialRecord) -> Outcome | str:
-    """Return the outcome of a trial, or its current state."""
     if trial_record.outcome is not None:
         return trial_record.outcome
     number = trial_record.trial.number

@@ -148,7 +148,6 @@ class ResultsTable:
         return [header, *(text or "-" for text in cells)]
 
     def _figures(self) -> list[list[str]]:
-        """Return the columns of figures, each with its header."""
         rows = (
             (f"{'=' if 1 <= index < self.num_tied else ''}{index + 1}", *_degrees(result))
             for index, result in enumerate(self.results)
@@ -169,7 +168,6 @@ class ResultsTable:
         return f"{'OOM' if self.experiment.traits.launch_limit_s is None else 'failure'}\nrisk"
 
     def _parts(self) -> list[list[str]]:
-        """Return the columns of the breakdown; none for a cost model without one."""
         if not any(estimate.breakdown for estimate in self._estimates):
             return []
         kinds = self._communication
@@ -251,7 +249,6 @@ class ResultsTable:
 
     @cached_property
     def _remarked(self) -> list[Estimate]:
-        """Return the rows whose warnings are shown."""
         return [row for row in self._estimates if row.feasible] or self._estimates
 
     def _legend(self, width: int, *, has_mfu: bool) -> Iterator[str]:
@@ -324,7 +321,6 @@ def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) ->
 
 
 def _settings(header: str) -> Column:
-    """Return the settings of a column of figures; columns of the breakdown are dim."""
     is_part = header in _PARTS.values() or header.endswith(_COMM.removeprefix("tp"))
     return {**FIGURE, "style": "dim"} if is_part else FIGURE
 
@@ -363,7 +359,6 @@ def _time(estimate: Estimate) -> str:
 
 
 def _interval(estimate: Estimate) -> str | None:
-    """Return the upper half of the 95 % interval of the time, in per cent."""
     if estimate.interval_s is None:
         return None
     return f"{100 * (estimate.interval_s[1] / estimate.iteration_time_s - 1):.0f} %"

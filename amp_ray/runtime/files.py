@@ -113,10 +113,7 @@ def load_experiment(
 ) -> Experiment:
     """Read an experiment from its file or from plain values, with all files that it names.
 
-    Args:
-        source: The file, or plain values; paths in the latter are relative to the current folder.
-        hostfile: Replaces the experiment's hostfile.
-        changes: Keys to set, as for `with_changes`.
+    Paths in plain values are relative to the current folder; ``changes`` are as for `with_changes`.
     """
     if hostfile is not None:  # set it as a change, so that the copy in a study's folder has it
         changes = (*changes, f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}")

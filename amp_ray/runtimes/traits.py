@@ -670,7 +670,6 @@ product."""
 
 @cache
 def _recomputed(traits: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of `RECOMPUTED` for some traits."""
     parts = [RECOMPUTED[trait] for trait in traits]
     again, free = (frozenset(name for part in parts for name in part[i]) for i in (0, 1))
     return again, free
@@ -693,12 +692,7 @@ RUNTIMES: Final = _read_table()
 
 
 def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
-    """Return the runtime's kernels for the layers that families share.
-
-    Args:
-        traits: Traits of the runtime.
-        context: Tokens of earlier slices, before the layers' tokens.
-    """
+    """Return the kernels for layers that families share, after ``context`` earlier tokens."""
     shared = {trait.name for trait in fields(traits)} & {part.name for part in fields(Kernels)}
     return Kernels(**{name: getattr(traits, name) for name in shared}, context=context)
 

@@ -155,7 +155,6 @@ class SpacePlanner:
         return self.experiment.space == "uniform" and (is_whole or fills)
 
     def _grid_bounds(self, tables: SampleCosts) -> GridBounds:
-        """Return the lower bounds for candidates with the same tables."""
         if tables not in self._bounds:
             self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
         return self._bounds[tables]
@@ -179,9 +178,7 @@ class SpacePlanner:
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return a lower bound on the time of a candidate; infinite if it has no strategy.
 
-        Args:
-            candidate: Its recompute may be open.
-            limit_s: A bound above this limit need not be tight.
+        A bound above ``limit_s`` need not be tight.
         """
         if self.refuse(candidate) is not None:
             return math.inf
@@ -197,9 +194,7 @@ class SpacePlanner:
     def expected_s(self, candidate: Candidate) -> float:
         """Return an unproven estimate of the least time of a candidate's strategies.
 
-        Args:
-            candidate: Its degrees divide the model. If its recompute is open, the estimate assumes
-                none, which is fastest.
+        If its recompute is open, the estimate assumes none, which is fastest.
         """
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)
@@ -456,7 +451,6 @@ class AmpRayPlanner:
 
     @cached_property
     def _space(self) -> SpacePlanner:
-        """Chooses cuts and devices of candidates whose other options are fixed."""
         return SpacePlanner(cost_model=self.cost_model, effort=self.effort)
 
     @cached_property

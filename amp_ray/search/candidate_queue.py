@@ -50,13 +50,7 @@ class CandidateQueue:
         optional: OptionalCandidates,
         effort: SearchEffort = EFFORT,
     ) -> None:
-        """Begin with the required candidates.
-
-        Args:
-            candidates: The required ones.
-            optional: Candidates to plan only if they may be fast.
-            effort: Limits of the search.
-        """
+        """Begin with the required candidates."""
         self.candidates = tuple(candidates)
         self.results: list[Result] = []
         self._num_needed, self._optional = len(self.candidates), optional
@@ -85,12 +79,7 @@ class CandidateQueue:
         return bool(self._optional.num_rows) and is_early
 
     def add(self, number: int, result: Result) -> None:
-        """Record the next result; results arrive in the order of the candidates.
-
-        Args:
-            number: Index of its candidate.
-            result: The planner's result.
-        """
+        """Record the next result; results arrive in the order of the candidates."""
         counts = number < self._num_needed
         self._num_added = number + 1
         if isinstance(result, Estimate):
@@ -169,11 +158,7 @@ class CandidateQueue:
         return range(first, self._num_needed + bisect_right(self._least_s, limit.seconds))
 
     def _open(self, limit_s: float) -> None:
-        """Sort the optional candidates by lower bound; later calls do nothing.
-
-        Args:
-            limit_s: Candidates with a larger bound are dropped; derived from the required results.
-        """
+        """Sort the optional candidates within a limit by lower bound; later calls do nothing."""
         if self._is_open:
             return
         self._is_open = True
@@ -232,10 +217,6 @@ class CandidateQueue:
         """Yield candidates by expected time, up to a limit.
 
         Compute only the expected times that decide which candidate comes next.
-
-        Args:
-            later: Sorted by lower bound.
-            limit_s: Largest expected time to yield.
         """
         waiting: list[Entry] = []
         for least_s, candidate in later:

@@ -1,7 +1,6 @@
 """Cut stages on fixed devices: turn costs into a partition problem, its solution into bounds."""
 
 import math
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -13,17 +12,14 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.partition import (
     PartitionProblem,
-    PartitionSolution,
     StageTables,
     chain_problem,
     even_bounds,
-    solve,
 )
 from amp_ray.partition.exact import best_chain
 from amp_ray.partition.layout import laid_out_chain
 from amp_ray.runtimes.cut_rules import weighed_bounds
 from amp_ray.runtimes.traits import RuntimeTraits
-from amp_ray.search.effort import EFFORT, SearchEffort
 
 NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
 
@@ -36,13 +32,8 @@ def best_bounds(
 ) -> tuple[int, ...]:
     """Return the best cuts by the closed form that fit the memory.
 
-    Args:
-        experiment: Its runtime may need parameters in every stage, or cut by a rule of its own.
-        costs: Times and memory of the stages.
-        memory_scale: Every device's memory is multiplied by it.
-
-    Returns:
-        Bounds; if nothing fits, those that enough memory would have.
+    Every device's memory is multiplied by ``memory_scale``. If nothing fits, return the bounds that
+    enough memory would have.
     """
     ruled = ruled_bounds(experiment, costs.stages.pp)
     if ruled is not None:
@@ -61,34 +52,12 @@ def best_bounds(
     raise AssertionError("without limits every chain with enough layers has a partition")
 
 
-def without_limits(
-    problem: PartitionProblem, effort: SearchEffort = EFFORT
-) -> PartitionSolution | None:
-    """Return a good partition without limits, to show how much memory a candidate lacks.
-
-    Drop the memory limits first, then the condition that every stage has parameters.
-
-    Returns:
-        The partition; None if there is none without limits either.
-    """
-    roomy = replace(problem, options=replace(problem.options, memory_row=NO_LIMIT))
-    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
-    for unlimited in (roomy, free):
-        solution = solve(unlimited, max_evaluations=effort.max_caps_of_infeasible)
-        if isinstance(solution, PartitionSolution):
-            return solution
-    return None
-
-
 def roomiest_bounds(
     experiment: Experiment, costs: StageCosts, *, within: float = math.inf
 ) -> tuple[int, ...] | None:
     """Return the cuts that minimise the largest ratio of a stage's memory to its device's memory.
 
-    Args:
-        experiment: Its runtime may need parameters in every stage, or cut by a rule of its own.
-        costs: Memory of the stages.
-        within: Largest memory of a stage, as a multiple of its device's memory.
+    ``within`` limits this ratio.
 
     Returns:
         Bounds with the smallest ratio, up to rounding; None if no cuts are within the limit, or
@@ -114,12 +83,7 @@ def roomiest_bounds(
 
 
 def may_fit(experiment: Experiment, earliest_start: IntArray) -> bool:
-    """Return whether some cuts fit the memory.
-
-    Args:
-        experiment: Its runtime may need parameters in every stage, or cut by a rule of its own.
-        earliest_start: Shape ``(pp, num_layers + 1)``. Smallest start that fits, by stage and end.
-    """
+    """Return whether some cuts fit the memory, given the smallest starts by stage and end."""
     if experiment.traits.partition != "exact":
         return True
     return fitting_bounds(earliest_start, latest_starts(experiment)) is not None
@@ -164,13 +128,8 @@ def partition_problem(
     A stage takes the time of its slowest replica. If transfers block, the messages at both ends of
     a stage count towards its bottleneck. With ``v`` chunks per stage, all but the slowest stage
     fill and drain ``v`` times faster, so the best cuts are those for ``v`` times as many
-    micro-batches.
-
-    Args:
-        costs: The candidate's times and memory.
-        traits: Traits of the runtime, e.g. whether transfers block.
-        latest_start: From `latest_starts`; empty if stages need no parameters.
-        memory_scale: Every device's memory is multiplied by it.
+    micro-batches. Every device's memory is multiplied by ``memory_scale``; ``latest_start`` is from
+    `latest_starts`.
     """
     times, cuts, bottlenecks = _stage_rows(costs, traits)
     (time_prefix_s, time_row), (cut_time_s, cut_row) = times, cuts
@@ -210,9 +169,7 @@ def _stage_rows(
 def latest_starts(experiment: Experiment, stages: PlacedStages | None = None) -> IntArray:
     """Return, for each end, the latest start with which a stage still has parameters.
 
-    Args:
-        experiment: Its runtime may need parameters in every stage.
-        stages: Each of their chunks needs a block; by default a stage is one chunk.
+    With ``stages``, each of their chunks needs a block; by default a stage is one chunk.
 
     Returns:
         Shape ``(num_layers + 1,)``. Per boundary the last layer before it that has parameters, -1

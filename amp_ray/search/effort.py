@@ -29,8 +29,6 @@ class SearchEffort:
     """Plans until which the time of the last wanted row falls fast, by 20 % on 1,024 devices."""
     max_improved: int = 4
     """Plans whose stages are reordered at the end: so many grids, and as many other pipelines."""
-    max_caps_of_infeasible: int = 4
-    """Caps on the bottleneck of a candidate that cannot run: its cuts need not be proven best."""
 
     # Variants of the experiment
     max_other_batches: int = 3

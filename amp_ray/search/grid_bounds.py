@@ -123,11 +123,8 @@ class GridBounds:
         backward pass of a stage ends, one micro-batch has passed through the whole pipeline, and
         the stage still has to run all other backward passes and at least ``m - pp`` forward passes.
         Transfers are timed alone on the fastest link. The number of cuts between nodes is the
-        smallest that is possible with the largest node.
-
-        Args:
-            candidate: Its tensor-parallel groups are inside nodes.
-            limit_s: A bound above this limit need not be tight.
+        smallest that is possible with the largest node. A bound above ``limit_s`` need not be
+        tight.
 
         Returns:
             Seconds; infinite if there are too few devices.
@@ -193,7 +190,6 @@ class GridBounds:
         return self._even[candidate]
 
     def _least_passes_s(self, candidate: Candidate, limit_s: float) -> float:
-        """Return the part of `_alike_s` before the step end."""
         recompute = candidate.options.recompute
         least_s, number = float("inf"), recompute.layers or 0
         for kind, fewest, most in (
@@ -209,10 +205,6 @@ class GridBounds:
                 least_s = min(least_s, self._passes_s(alike, again))
         return least_s
 
-    def _even_share(self, pp: int) -> int:
-        """Return the least number of most frequent blocks in the largest of ``pp`` stages."""
-        return -(-len(self._most_frequent) // pp)
-
     @cached_property
     def _kinds(self) -> list[tuple[Recompute, int, int]]:
         """Kinds of recompute, each with its least and largest number of blocks; 0 means all."""
@@ -222,13 +214,7 @@ class GridBounds:
         return [(kind, min(numbers), max(numbers)) for kind, numbers in numbers_of.items()]
 
     def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator[Again]:
-        """Yield numbers of blocks to recompute, from the fewest that fit upwards.
-
-        Args:
-            candidate: It recomputes all blocks, or none.
-            fewest: Least number of recomputed blocks per stage; 0 for all or none.
-            most: Largest number of recomputed blocks per stage; 0 for all or none.
-        """
+        """Yield rising numbers of recomputed blocks, from the fewest that fit; 0 is all or none."""
         places, memory = tuple(self._most_frequent), self.tables.memory(candidate)
         experiment, number = self.cost_model.experiment, len(self._most_frequent)
         limit = float(max(device.memory_bytes for device in experiment.cluster.device_types))
@@ -259,10 +245,6 @@ class GridBounds:
         three backward passes and two forward passes, ``3 * 2 + 2 * 1 = 8`` s, and the second one
         with two blocks and the head ``3 * 3 = 9`` s: 15 s. The bound is 15 s, since other cuts take
         longer.
-
-        Args:
-            candidate: Degrees.
-            again: Recomputed blocks of its stages.
         """
         batches, model = candidate.num_micro_batches, self.cost_model.experiment.model
         times = self._layer_times(candidate)
@@ -322,11 +304,6 @@ class GridBounds:
         Before it starts, a micro-batch passes the first chunks of all other stages, and its
         gradients pass them after it has ended. The last chunk also waits for all chunks of the
         model. If the last stage has few blocks, the others have more.
-
-        Args:
-            candidate: Degrees.
-            times: Times of its layers.
-            again: Recomputed blocks of its stages.
         """
         pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
         number, (blocks, less) = len(self._most_frequent), self._blocks
@@ -390,10 +367,7 @@ class GridBounds:
     def _iteration_s(self, candidate: Candidate, slowest: SlowestStage, limit_s: float) -> float:
         """Return a lower bound on the time of pipeline and step end.
 
-        Args:
-            candidate: Degrees.
-            slowest: Lower bound on the slowest stage's time for some layer times.
-            limit_s: A bound above this limit need not be tight.
+        A bound above ``limit_s`` need not be tight.
         """
         experiment, batches = self.cost_model.experiment, candidate.num_micro_batches
         late = max(batches - candidate.pp, 0)
@@ -432,13 +406,9 @@ class GridBounds:
         Let ``w`` be the reciprocal of the time of all layers on the slowest kind of a stage. The
         slowest stage takes at least the average of all stages' times, weighted by ``w``. That
         average is least if every layer runs where its share of the time of all layers is least, and
-        blocking transfers fall on the stages with the least ``w``.
-
-        Args:
-            layer_s: Shape ``(num_kinds, num_layers)``.
-            count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
-            candidate: Its pp and dp count the stages and the groups of each.
-            transfers: Micro-batches whose transfers block both stages of a cut.
+        blocking transfers fall on the stages with the least ``w``. ``layer_s`` has shape
+        ``(num_kinds, num_layers)``; ``count`` are the tensor-parallel groups of each kind;
+        ``transfers`` are the micro-batches whose transfers block both stages of a cut.
         """
         total_s = np.maximum(layer_s.sum(axis=1), TINY_S)
         stages = _fast_first(total_s, count, candidate)
@@ -497,7 +467,6 @@ class GridBounds:
 
     @memoised
     def _least_cuts_s(self, tp: int, samples: int, *, divided: bool) -> tuple[float, float]:
-        """Compute the result of `_cut_s`; infinite if no such cut is possible."""
         model = self.tables.messages
         topology, links = self.cost_model.topology, model.topology.links
         nodes = zip(topology.cluster.nodes, topology.kind_of_node, strict=True)
@@ -671,13 +640,8 @@ def _evened(rooms: IntArray, number: int) -> int:
 def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> IntArray:
     """Return the number of stages per kind when stages use the fastest kinds first.
 
-    Args:
-        total_s: Shape ``(num_kinds,)``. Seconds of the same layers on each kind.
-        count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
-        candidate: Its pp and dp count the stages and the groups of each.
-
-    Returns:
-        Shape ``(num_kinds,)``. A stage of several kinds counts as its slowest.
+    ``total_s`` are the seconds of the same layers on each kind, ``count`` its tensor-parallel
+    groups. A stage of several kinds counts as its slowest.
     """
     order = np.argsort(total_s, kind="stable")
     ends = np.minimum(np.cumsum(count[order]) // candidate.options.dp, candidate.pp)

@@ -193,10 +193,8 @@ def load_planner(
 ) -> type[Planner]:
     """Return the class of a planner.
 
-    Args:
-        name: Of our planner, a guest, or an entry point of another package.
-        where: Place in the file that names the planner, for messages.
-        space: The space to plan; for some spaces our planner is a separate class.
+    It may be ours, a guest, or an entry point of another package. For some spaces our planner is a
+    separate class.
 
     Raises:
         InputError: If no planner has this name.

@@ -112,14 +112,8 @@ def rank(
     """Order results; break equal times by the strategy's values, not by order of arrival.
 
     Safe strategies come before all that may run out of memory. If the model has an error, of
-    strategies whose times are shown alike those with fewer dimensions come first.
-
-    Args:
-        results: In any order; with costs if the objective needs them.
-        lower_bound_s: Proven bound of the search, if any.
-        relative_error: Relative error of the model's times.
-        objective: Time, cost, or both.
-        per_sample: Whether to compare time per sample, as batches differ.
+    strategies whose times are shown alike those with fewer dimensions come first. With
+    ``per_sample``, times per sample are compared, as batches differ.
     """
     ordered = sorted(results, key=_key)
     if relative_error:  # formulas without an error are ranked by their exact times
@@ -161,12 +155,8 @@ def plainest_first(ranking: Ranking, *, has_experts: bool = False) -> Ranking:
 
     If the ranks of the fastest gather all experts of a layer for every micro-batch, and one that
     does not is a tie of it, then those near the latter come first: networks rarely reach their rate
-    in such gathers.
-
-    Args:
-        ranking: By time. Only estimates within `NEAR_FRACTION` and the model's error change places,
-            so the first one is a tie of the fastest.
-        has_experts: Whether the model has experts.
+    in such gathers. Only estimates within `NEAR_FRACTION` and the model's error change places, so
+    the first one is a tie of the fastest.
     """
     fastest = ranking.fastest
     is_by_time = ranking.objective == "time" and ranking.near_fraction
@@ -198,7 +188,6 @@ def _sharding(estimate: Estimate) -> int:
 
 
 def _num_extras(strategy: Strategy, needed_ep: int) -> int:
-    """Count the techniques of `plainest_first` that a strategy uses."""
     flags = (
         _most(strategy, "ep") > needed_ep,
         strategy.is_interleaved,
@@ -208,7 +197,6 @@ def _num_extras(strategy: Strategy, needed_ep: int) -> int:
 
 
 def _most(strategy: Strategy, degree: Literal["cp", "ep"]) -> int:
-    """Return the largest degree of a stage."""
     return max(int(getattr(stage.options, degree)) for stage in strategy.stages)
 
 
@@ -278,11 +266,7 @@ def first_reason(result: Result) -> Reason:
 
 
 def reasons_text(results: Iterable[Result]) -> str:
-    """Count infeasible results by the kind of their first reason.
-
-    Returns:
-        Text such as ``12 out of memory, 5 more stages than layers``, the most frequent first.
-    """
+    """Count infeasible results by reason, as ``12 out of memory, 5 more stages than layers``."""
     counts = Counter(first_reason(result).kind for result in results)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {kind}" for kind, count in ordered)
@@ -305,10 +289,8 @@ def why_none(
 ) -> str:
     """Explain why nothing is feasible, and name the strategy with the least memory excess.
 
-    Args:
-        results: One or more, all infeasible.
-        roomiest: Strategies cut for the least memory, which may come closer.
-        with_remedies: Adds the changes by which a strategy would fit.
+    ``roomiest`` are strategies cut for the least memory, which may come closer; ``with_remedies``
+    adds the changes by which one would fit.
 
     Returns:
         Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4
@@ -361,7 +343,6 @@ def _class(result: Result) -> int:
 
 
 def _num_dimensions(strategy: Strategy) -> int:
-    """Count the dimensions that a strategy uses."""
     options = [stage.options for stage in strategy.stages]
     used = {name for stage in options for name in stage.others}
     used |= {name for stage in options for name in ("tp", "dp") if getattr(stage, name) > 1}

@@ -53,10 +53,6 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     whole memory counts only if none of them is safe. So the result may be slower than a risky
     strategy; no lower bound of the candidate exceeds it, since such bounds hold for both.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        strategy: Its degrees, shares and devices are kept.
-
     Returns:
         Estimate of the safe strategy with the least closed form; if none is safe, of the one that
         fits. If none fits, of the one that recomputes all blocks, with the cuts that enough memory
@@ -180,9 +176,7 @@ class RecomputeSearch:
     ) -> Recompute | None:
         """Return the setting with the fewest blocks with which all stages fit, or None.
 
-        Args:
-            among: Settings of one kind, by number of blocks.
-            under_s: Every stage must take less time than this, recompute excluded.
+        Every stage must take less than ``under_s``, recompute excluded.
         """
         memory = self.memory(among[-1].whole)
         short = self._short_starts(under_s) if under_s < math.inf else 0
@@ -223,10 +217,8 @@ class RecomputeSearch:
     def fits(self, memory: StageMemory, recompute: Recompute, starts: IntArray | int = 0) -> bool:
         """Return whether some cuts fit with one recompute setting for all stages.
 
-        Args:
-            memory: Memory of stages that recompute all blocks.
-            recompute: Kind and number of blocks.
-            starts: Shape ``(pp, num_layers + 1)``. Smallest allowed start, by stage and end.
+        ``memory`` is that of stages that recompute all blocks; ``starts``, shape ``(pp, num_layers
+        + 1)``, are the smallest allowed ones.
         """
         experiment = self.cost_model.experiment
         bounds = ruled_bounds(experiment, self.stages.pp)
@@ -244,9 +236,7 @@ class RecomputeSearch:
     def least_s(self, recompute: Recompute, num_blocks: int = 0) -> float:
         """Return a lower bound on the slowest stage: it has at least an even share of blocks.
 
-        Args:
-            recompute: Setting of all stages.
-            num_blocks: Recomputed blocks that some stage has at least.
+        Some stage recomputes at least ``num_blocks`` blocks.
         """
         plain_s, more_s, share = self._of_blocks(recompute.kind)
         share = max(share, num_blocks)
@@ -280,19 +270,16 @@ class RecomputeSearch:
         return self._memory[recompute]
 
     def _with(self, recompute: Recompute) -> PlacedStages:
-        """Return the stages with one recompute setting for all."""
         distinct, numbers = self.stages.distinct_options
         alike = [replace(options, recompute=recompute) for options in distinct]
         return replace(self.stages, options=[alike[number] for number in numbers])
 
     @cached_property
     def _latest(self) -> IntArray:
-        """Latest starts of stages, as `cuts.latest_starts`."""
         return latest_starts(self.cost_model.experiment, self.stages)
 
     @cached_property
     def _plain(self) -> PartitionProblem:
-        """The partition problem without recompute."""
         traits = self.cost_model.experiment.traits
         return partition_problem(self.costs(NO_RECOMPUTE), traits, self._latest, self.memory_scale)
 

@@ -139,7 +139,6 @@ class Remedies:
 
 
 def _has(experiment: Experiment, candidate: Candidate) -> bool:
-    """Return whether the runtime can run a candidate, and model and nodes divide by its degrees."""
     shape, traits, options = experiment.model.shape, experiment.traits, candidate.options
     num_blocks, divided = experiment.model.block_counts[-1], [shape.num_heads]
     divided += [shape.num_key_value_heads, *(node.num_slots for node in experiment.cluster.nodes)]
@@ -206,7 +205,6 @@ def _alike(strategy: Strategy) -> Strategy:
 
 
 def _strategy(candidate: Candidate, strategy: Strategy) -> Strategy:
-    """Return a candidate with the cuts and devices of a strategy."""
     bounds = strategy.chunk_bounds or strategy.bounds
     return Strategy.uniform(candidate, bounds, strategy.placement)
 

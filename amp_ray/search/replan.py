@@ -82,10 +82,6 @@ class Replanner:
         """Sort the strategies that tie with the best by the bytes they move, safe ones first.
 
         Equal nodes are swapped where that moves less, unless the strategy would take longer.
-
-        Args:
-            ranking: Ranking for the remaining nodes.
-            score: Estimates a strategy.
         """
         ties: list[Estimate] = []
         for tied in ranking.results[: ranking.num_tied]:
@@ -154,16 +150,13 @@ class Replanner:
     def _bytes_kept(self, part: FloatArray, held: FloatArray) -> FloatArray:
         """Return the bytes of a part that each node already holds, shape ``(num_nodes,)``.
 
-        Args:
-            part: Shape ``(num_slots, 4, num_layers, 2)``. Intervals that the part needs.
-            held: Shape ``(num_nodes, num_slots, 4, num_layers, 2)``. Intervals that nodes hold.
+        ``part`` are the intervals that it needs, shape ``(num_slots, 4, num_layers, 2)``.
         """
         length = np.diff(_common(part[None], held)).squeeze(-1)
         kept: FloatArray = (length * self._layer_bytes).sum(axis=(1, 2, 3))
         return kept
 
     def _bytes(self, intervals: FloatArray) -> float:
-        """Return the bytes of intervals of shape ``(4, num_layers, 2)``."""
         return float((np.diff(intervals).squeeze(-1) * self._layer_bytes).sum())
 
     @cached_property
@@ -235,7 +228,6 @@ class Replanner:
 
 
 def _common(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Return the intersection of intervals, whose last axis is begin and end."""
     begin = np.maximum(one[..., 0], other[..., 0])
     end = np.minimum(one[..., 1], other[..., 1])
     return np.stack([begin, np.maximum(begin, end)], axis=-1)

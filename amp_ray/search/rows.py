@@ -41,11 +41,8 @@ def row(
 ) -> dict[str, Any]:
     """Return one result as a ROW; unknown values are null.
 
-    Args:
-        result: An estimate, or a candidate without one.
-        position: Place in the ranking, from 1; None if rows are not ranked.
-        experiment: The experiment of the result.
-        planner: Computes the parts of the memory; None leaves them out.
+    ``position`` counts from 1; None if rows are not ranked. Without a planner the parts of the
+    memory are left out.
     """
     if not isinstance(result, Estimate):
         return {
@@ -237,7 +234,9 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     for index, stage in enumerate(strategy.stages):
         record: dict[str, Any] = {
             "layers": [stage.first_layer, stage.end_layer],
-            "nodes": _node_names(strategy.devices(index), cluster),
+            "nodes": list(
+                dict.fromkeys(cluster.places[device][0] for device in strategy.devices(index))
+            ),
             "peak_memory_bytes": round(estimate.peak_memory_bytes[index]),
             "memory_limit_bytes": round(estimate.memory_limit_bytes[index]),
         }
@@ -309,7 +308,3 @@ def _scope(devices: Sequence[int], cluster: Cluster) -> str:
         return "between nodes"
     hosts = {cluster.host_of_device[device] for device in devices}
     return "within nodes" if len(hosts) == 1 else "within racks"
-
-
-def _node_names(devices: Sequence[int], cluster: Cluster) -> list[str]:
-    return list(dict.fromkeys(cluster.places[device][0] for device in devices))

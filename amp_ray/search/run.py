@@ -34,11 +34,7 @@ def run_search(
 ) -> tuple[Planner, Ranking]:
     """Search the candidates of an experiment, and rank them with plans of its variants.
 
-    Args:
-        experiment: The experiment to plan.
-        choice: Makes the planners of the experiment and its variants.
-        search: Plans and ranks the candidates.
-        num_rows: Number of first rows that matter; None for a ranking of all candidates.
+    ``num_rows`` first rows matter; None ranks all candidates.
 
     Raises:
         InputError: If the planner does not support the experiment.
@@ -216,7 +212,6 @@ def _check_prices(experiment: Experiment) -> None:
 
 
 def _least_bound_s(ranking: Ranking) -> float | None:
-    """Return the least lower bound; None if a row has none, or a search did not end."""
     failed = (result.reason.kind for result in ranking.results if isinstance(result, Infeasible))
     if NOT_SEARCHED in failed:
         return None

@@ -12,7 +12,7 @@ from typing import Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.inputs.experiment import Experiment, SearchLimits
-from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.effort import EFFORT
 from amp_ray.strategies.candidate import (
     ONE_RANK,
     AnyCandidate,
@@ -233,7 +233,7 @@ def divided_batch(experiment: Experiment) -> int | None:
     return nearest if nearest and abs(nearest - batch) <= NEAR_BATCH * batch else None
 
 
-def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tuple[int, ...]:
+def other_batches(experiment: Experiment) -> tuple[int, ...]:
     """Return global batch sizes within the tolerance that suit the numbers of devices better.
 
     For all devices, and for each device type, pick a batch that their number divides, if any; then
@@ -262,7 +262,7 @@ def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tupl
         if batch % factor
     }
     ordered = sorted(best - {batch}, key=lambda size: (-len(_divisors(size)), size))
-    return tuple(ordered[: effort.max_other_batches])
+    return tuple(ordered[: EFFORT.max_other_batches])
 
 
 def _with_batches(

@@ -160,9 +160,6 @@ def _beyond(
 
     Measurements with context cover a grid of sequences, tokens and contexts; a point missing from
     the grid ran out of memory.
-
-    Returns:
-        Shape ``(B, cells)``.
     """
     places = table.points.places
     measured = places[places[:, 2] > 0]
@@ -191,15 +188,8 @@ def plan_slices(
 ) -> Estimate | None:
     """Return the best plan of a candidate with token slices.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Degrees and micro-batches.
-        costs: Costs of the candidate.
-        bounds: Initial cuts: the best for whole micro-batches.
-        effort: Limits of the search.
-
-    Returns:
-        An estimate; None if no slices beat whole micro-batches by the closed form.
+    ``bounds`` are the first cuts: the best for whole micro-batches. The result is None if no slices
+    beat whole micro-batches by the closed form.
     """
     search = _Search(cost_model=cost_model, candidate=candidate, costs=costs, effort=effort)
     if candidate.pp == 1 or search.granules.count == 1:
@@ -227,8 +217,6 @@ def granules_of(experiment: Experiment, effort: SearchEffort = EFFORT) -> Granul
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Search:
-    """The search for one candidate's slices and cuts."""
-
     cost_model: CostModel
     candidate: Candidate
     costs: StageCosts
@@ -236,7 +224,6 @@ class _Search:
 
     @property
     def granules(self) -> Granules:
-        """Positions at which sequences may be cut."""
         return granules_of(self.cost_model.experiment, self.effort)
 
     def slices(self, bounds: tuple[int, ...]) -> TokenSlices | None:

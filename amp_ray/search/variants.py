@@ -32,7 +32,7 @@ from amp_ray.search.space import other_batches
 
 
 def plans_of_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
+    experiment: Experiment, make: Callable[[Experiment], Planner]
 ) -> Iterator[Estimate]:
     """Plan the variants of an experiment, and yield their plans for the experiment itself.
 
@@ -40,14 +40,14 @@ def plans_of_variants(
     cost is minimised, they are parts of the cluster, since fewer nodes may be cheaper. Variants
     that cannot be planned are skipped, e.g. if nothing fits or the profile lacks a measurement.
     """
-    batches = other_batches(experiment, effort) if experiment.varies_batch else ()
+    batches = other_batches(experiment) if experiment.varies_batch else ()
     for batch in batches:
         warning = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
         with suppress(ValueError):
             planner = make(replace(experiment, global_batch_size=batch))
             for plan in _planned(planner, planner.candidates()):
                 yield replace(plan, warnings=(*plan.warnings, warning))
-    parts = sub_clusters(experiment.cluster, effort) if experiment.counts_money else ()
+    parts = sub_clusters(experiment.cluster) if experiment.counts_money else ()
     for part in parts:
         with suppress(ValueError):
             planner = make(replace(experiment, cluster=part, objective="time"))
@@ -108,11 +108,8 @@ def plans_for_other_clusters(
 def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
     """Keep the candidates with certain numbers of micro-batches.
 
-    Args:
-        near: The numbers of micro-batches; empty for all.
-        candidates: Candidates for another cluster.
-        grids: Whether to keep optional candidates. A cluster without a node needs none: the real
-            cluster has them as candidates with idle devices.
+    Without numbers in ``near``, all are kept. A cluster without a node needs no optional candidates
+    (``grids``): the real cluster has them as candidates with idle devices.
     """
     required = [
         candidate
@@ -136,11 +133,9 @@ def without_a_node(cluster: Cluster) -> list[Cluster]:
 def levelled_clusters(cluster: Cluster) -> list[Cluster]:
     """Return the cluster with one property made equal in nodes that differ only in it.
 
-    The property is the device, the intra-node link or the network interface. All such nodes get
-    the most frequent value, and the slower one in a tie.
-
-    Returns:
-        One cluster for each of the three properties that changes a node.
+    The property is the device, the intra-node link or the network interface. All such nodes get the
+    most frequent value, and the slower one in a tie. There is one cluster for each of the three
+    properties that changes a node.
     """
     levelled = []
     for name in ("device", "intra", "inter"):
@@ -170,7 +165,7 @@ def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
     return -held[part], part.memory_bytes_per_s, part.memory_bytes
 
 
-def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cluster]:
+def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
     """Yield the proper parts of a cluster that may be cheaper than the whole.
 
     A part has the first of equal nodes. If that makes few clusters, all numbers of nodes of each
@@ -178,7 +173,7 @@ def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cl
     """
     kinds = cluster.alike_nodes(lambda node: node.nameless)
     sizes = list(map(len, kinds))
-    for counts in product(*_counts(sizes, effort.max_sub_clusters)):
+    for counts in product(*_counts(sizes, EFFORT.max_sub_clusters)):
         if 0 < sum(counts) < sum(sizes):
             taken = [
                 node for nodes, count in zip(kinds, counts, strict=True) for node in nodes[:count]

@@ -163,9 +163,7 @@ ONE_RANK: Final = StageOptions(tp=1, dp=1)
 def check_stages(per_stage: Sequence[StageOptions], *, shares_evenly: bool) -> None:
     """Refuse stages of one strategy whose options cannot be combined.
 
-    Args:
-        per_stage: Options of each stage.
-        shares_evenly: Whether all stages have one tp and dp, even shares and whole micro-batches.
+    ``shares_evenly``: all stages have one tp and dp, even shares and whole micro-batches.
     """
     if len({options.zero for options in per_stage}) > 1:
         words = ", ".join(str(options.zero) for options in per_stage)

@@ -147,11 +147,8 @@ class Strategy:
     ) -> Self:
         """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
 
-        Args:
-            candidate: Degrees and micro-batches.
-            bounds: From 0 to the number of layers; of the stages, or of all their chunks.
-            placement: Device of every rank.
-            recompute: Recompute of each stage; by default the candidate's.
+        ``bounds`` are those of the stages, or of all their chunks; recompute is the candidate's by
+        default.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
@@ -189,13 +186,8 @@ class Strategy:
     ) -> Self:
         """Give stages with devices of their own their cuts.
 
-        Stages with equal dp and even samples have no shares.
-
-        Args:
-            bounds: Of the stages, from 0 to the number of layers.
-            groups: Per stage its options, the samples of one micro-batch by replica, and its
-                devices by rank.
-            num_micro_batches: Micro-batches per step.
+        Stages with equal dp and even samples have no shares. ``groups`` has per stage its options,
+        the samples of one micro-batch by replica, and its devices by rank.
         """
         shares = [row for _, row, _ in groups]
         even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
@@ -331,15 +323,8 @@ def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tu
     """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
 
     A stage keeps its number of blocks, but they are no longer adjacent: chunk 0 of all stages comes
-    first, then chunk 1. Layers that are no blocks stay at their end of the model.
-
-    Args:
-        model: The chain of layers.
-        bounds: Bounds of the stages.
-        virtual_stages: Chunks per stage.
-
-    Returns:
-        Bounds of all chunks; two are equal where a stage has fewer blocks than chunks.
+    first, then chunk 1. Layers that are no blocks stay at their end of the model. Bounds are equal
+    where a stage has fewer blocks than chunks.
     """
     blocks, before = model.indices("block"), model.block_counts
     counts = [before[end] - before[first] for first, end in pairwise(bounds)]
@@ -433,7 +418,6 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
 
 def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
-    """Refuse slices that do not add up to a micro-batch."""
     if any(stage.shares is not None for stage in strategy.stages):
         raise ValueError("token_slices need stages that share samples evenly: leave the shares out")
     sequences = [sequences for sequences, _ in token_slices]

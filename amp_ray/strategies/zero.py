@@ -77,10 +77,6 @@ def deepspeed_keys(zero: Zero, layer_parameters: Sequence[float]) -> dict[str, A
     rank that updates them. With ZeRO-3, one layer is gathered while another runs, and freed after
     it has run unless weights are kept.
 
-    Args:
-        zero: The ZeRO options.
-        layer_parameters: Parameters of a rank, by layer.
-
     Example:
         >>> deepspeed_keys(Zero(stage=1), [5, 7])
         {'stage': 1}
@@ -129,11 +125,7 @@ def zero_of(
 ) -> Zero:
     """Return the ZeRO options of a file's keys.
 
-    Args:
-        stage: ``zero_stage``; None if left out.
-        shard_ranks: ``shard_ranks``; None if left out.
-        reshard: ``reshard_after_forward``; None if left out.
-        otherwise: Default if ``zero_stage`` is left out.
+    A key that was left out is None; ``otherwise`` is the default without ``zero_stage``.
     """
     if stage is None:
         if shard_ranks is not None or reshard is not None:

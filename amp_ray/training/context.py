@@ -91,8 +91,6 @@ class ContextParallel:
 
 
 class _Block(NamedTuple):
-    """One block of attention: ranges of queries, and of keys and values, and its mask."""
-
     queries: slice
     keys: slice
     is_causal: bool

@@ -57,13 +57,11 @@ class _AllToAll(torch.autograd.Function):
         sent: Sequence[int],
         received: Sequence[int],
     ) -> Tensor:
-        """Send rows of the first dimension."""
         ctx.way = group, sent, received
         return _all_to_all(value, group, sent, received)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
-        """Return the rows' gradients to their senders."""
         group, sent, received = ctx.way
         return _all_to_all(gradients[0], group, received, sent), None, None, None
 
@@ -77,8 +75,6 @@ def _all_to_all(value: Tensor, group: Any, sent: Sequence[int], received: Sequen
 
 
 class _Routes(NamedTuple):
-    """Assignment of copies of tokens to experts."""
-
     rows: Tensor  # token index of each copy, sorted by expert
     weights: Tensor  # router weight of each copy's result
     counts: Tensor  # copies per expert
@@ -87,10 +83,8 @@ class _Routes(NamedTuple):
 class MixtureOfExperts(nn.Module):
     """The feed-forward part of a block with experts.
 
-    Args:
-        shape: Has the number and the width of experts.
-        spread: Ranks that together hold the experts; None if tp divides each expert, like other
-            weights.
+    The ranks of ``spread`` together hold the experts; without, tp divides each expert, like other
+    weights.
     """
 
     def __init__(
@@ -138,7 +132,6 @@ class MixtureOfExperts(nn.Module):
         return routed if self.shared is None else routed + self.shared(value)
 
     def _routed(self, value: Tensor) -> Tensor:
-        """Return the experts' outputs for the tokens routed to them."""
         scores = functional.linear(value.float(), self.router.float()).softmax(dim=-1)
         weights, chosen = scores.topk(self.shape.experts_per_token, dim=-1)
         weights = (weights / weights.sum(dim=-1, keepdim=True)).to(value.dtype)
@@ -157,7 +150,6 @@ class MixtureOfExperts(nn.Module):
         return parallel.join(self._from_elsewhere(*parts))
 
     def _routes(self, chosen: Tensor, weights: Tensor) -> _Routes:
-        """Sort the copies of tokens by expert."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         return _Routes(

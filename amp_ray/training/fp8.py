@@ -53,7 +53,6 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """Return the gradients of rows and weight."""
         kept, scale, weight = ctx.saved_tensors
         gradient, dtype = _cast(gradients[0], _BACKWARD), gradients[0].dtype
         of_rows = _product(gradient, _turned(_cast(weight, _FORWARD)), dtype)
@@ -91,7 +90,6 @@ def _turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _product(
     left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return ``left @ right.T``; both are row-major."""
     per_tensor = functional.ScalingType.TensorWise
     return functional.scaled_mm(
         left[0],

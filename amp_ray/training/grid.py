@@ -251,11 +251,6 @@ class Piece(NamedTuple):
     feature_part: int  # index of the part of the features
     num_feature_parts: int  # number of parts of the features
 
-    @property
-    def is_whole_width(self) -> bool:
-        """Whether the message contains all features of its samples."""
-        return self.num_feature_parts == 1
-
 
 class RowRange(NamedTuple):
     """Rows of a sharded table held by both this rank and a process of another stage."""
@@ -295,10 +290,8 @@ def outgoing(grid: Grid, place: Coordinates, target: int, passage: Passage) -> t
 def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tuple[RowRange, ...]:
     """Return the rows of a table, sharded over tp, that a rank shares with ranks of a stage.
 
-    Both stages hold the table; each rank exchanges rows with one replica of the other stage.
-
-    Returns:
-        Ranges to receive, which cover the rows of this rank's shard once.
+    Both stages hold the table; each rank exchanges rows with one replica of the other stage. The
+    ranges cover the rows of this rank's shard once.
     """
     dp = place.dp % grid.stages[other].dp
     return tuple(_rows(grid, place, (other, dp), num_rows))

@@ -237,7 +237,6 @@ def _finish(job: Job, channel: EventChannel, report: dict[str, Any]) -> None:
 
 
 def _status_bytes(key: str) -> int:
-    """Return the size, in bytes, of a key of ``/proc/self/status``."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == key:

@@ -82,7 +82,6 @@ class TensorParallel:
     def _exchange(
         self, value: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[..., Tensor]
     ) -> Tensor:
-        """Apply ``forward`` to a tensor, and ``backward`` to its gradient."""
         passed: Tensor = _Exchange.apply(value, forward, backward) if self.size > 1 else value
         return passed
 
@@ -101,7 +100,6 @@ class TensorParallel:
         return gathered.transpose(0, 1).flatten(1, 2)
 
     def _reduce_scatter(self, value: Tensor) -> Tensor:
-        """Sum over the ranks and return this rank's tokens."""
         parts = value.unflatten(1, (self.size, -1)).transpose(0, 1)
         if self.order:
             parts = parts[[self.order.index(place) for place in range(self.size)]]
@@ -126,13 +124,11 @@ class _Exchange(torch.autograd.Function):
         forward: Callable[[Tensor], Tensor],
         backward: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """Apply the operation of the forward pass."""
         ctx.back = backward
         return forward(value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        """Apply the operation of the backward pass to the gradient."""
         return ctx.back(gradients[0]), None, None
 
 

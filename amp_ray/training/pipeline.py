@@ -108,7 +108,6 @@ class TrialModule(PipelineModule):
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
-        """Return whether to recompute a layer; strategies may limit this to the first blocks."""
         return all(any(function is block for block in self._blocks_again()) for function in funcs)
 
     def _blocks_again(self) -> list[Any]:
@@ -224,10 +223,7 @@ def _timed(
 class DeepSpeedEngine:
     """One rank of runtime ``deepspeed``.
 
-    Args:
-        place: Coordinates of this rank.
-        engine: DeepSpeed's engine.
-        num_parameters: Parameters of this rank, before ZeRO shards them.
+    ``num_parameters`` are those of this rank, before ZeRO shards them.
     """
 
     def __init__(

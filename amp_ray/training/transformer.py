@@ -169,7 +169,6 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
     def _core(self, tokens: int, before: int, device: torch.device) -> Callable[..., Tensor]:
-        """Return the attention function of ``tokens`` tokens with ``before`` earlier tokens."""
         if self.window.context is not None:
             return self.window.context.attend
         return partial(

@@ -191,7 +191,6 @@ def _is_number(value: object) -> bool:
 
 
 def _peak_memory_bytes(record: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the peak of each stage, or the single peak of the trial."""
     stages = record.get("stages")
     if isinstance(stages, list):
         peaks = [_peak(stage) for stage in stages if isinstance(stage, dict)]

@@ -81,7 +81,6 @@ class _View:
         ]
 
     def reason(self, index: int, num_left: int) -> str:
-        """Return one line with the reason for a choice."""
         if math.isinf(self.best_s):
             return f"best predicted of {num_left} feasible strategies"
         chance = self.knowledge.chances([index], self.belief).any_below(self.best_s)

@@ -106,7 +106,6 @@ def ranked(knowledge: Knowledge, recommended: Recommendation | None) -> tuple[Es
 
 
 def _updated_estimate(knowledge: Knowledge, index: int) -> Estimate:
-    """Return the estimate of a candidate, updated by its trials."""
     estimate, status = knowledge.estimates[index], knowledge.status
     if index in status.figures:
         able = replace(estimate, reasons=(), failure_probability=0.0)

@@ -222,7 +222,6 @@ def _disagreement(figure: Figure) -> float:
 
 
 def _run_sigma(run: Measured) -> float:
-    """Return the lognormal sigma of one run's mean."""
     return math.hypot(REPEAT_SIGMA, run.error_fraction)
 
 

@@ -77,10 +77,8 @@ def parse_nccl_tests(
 ) -> tuple[NcclTest, ...]:
     """Read the output of programs of nccl-tests, one after the other.
 
-    Args:
-        text: The log; lines of MPI, Slurm and NCCL in between do not matter.
-        file: Its name in messages.
-        collective: What was run; by default what the log says, which old releases do not.
+    Lines of MPI, Slurm and NCCL in between do not matter. Old releases do not log which
+    ``collective`` was run.
 
     Raises:
         InputError: With file and line, if ranks, times or the name are missing, a row is cut short
@@ -96,7 +94,6 @@ def parse_nccl_tests(
 
 
 def _test_of(lines: "_Lines", file: str, collective: str | None) -> NcclTest:
-    """Return the test of a program's lines."""
     hosts, where = lines.hosts, Where(file=file)
     _check_ranks(hosts, where)
     if len(lines.times) < 2:  # noqa: PLR2004 - latency and rate
@@ -139,8 +136,6 @@ def _check_rates(rows: Sequence["_Row"], collective: Collective, num_ranks: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One size, out of place."""
-
     num_bytes: int
     seconds: float
     ratio: float | None  # bus over algorithm bandwidth, if their two decimals tell it

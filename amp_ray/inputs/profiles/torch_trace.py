@@ -109,11 +109,8 @@ class _Events:
 def read_trace(text: str, *, file: str, num_layers: int, ranges: str = RANGES) -> Trace:
     """Read a trace.
 
-    Args:
-        text: The file's content.
-        file: Its name, for messages.
-        num_layers: Length of the model's list of layers.
-        ranges: Name of a layer's range, with ``{}`` for its place in that list.
+    ``ranges`` is the name of a layer's range, with ``{}`` for its place in the model's list of
+    ``num_layers`` layers.
 
     Raises:
         InputError: If the trace is cut short, has values of a wrong type, or lacks the ranges, the
@@ -152,14 +149,7 @@ def read_trace(text: str, *, file: str, num_layers: int, ranges: str = RANGES) -
 def trace_folder(
     traces: Mapping[tuple[int, int], Trace], *, device: str, model: str, precision: Precision
 ) -> dict[str, str]:
-    """Return the files of a profile folder, by name.
-
-    Args:
-        traces: By tp and micro-batch size.
-        device: Its name in the experiment.
-        model: The model in words.
-        precision: Of the run.
-    """
+    """Return the files of a profile folder by name; ``traces`` are by tp and micro-batch size."""
     num_layers = len(next(iter(traces.values())).anchor.forward_s)
     has_backward = all(trace.anchor.backward_s is not None for trace in traces.values())
     names = dict.fromkeys(name for trace in traces.values() for name in trace.devices)
@@ -204,7 +194,6 @@ def _collect(values: Sequence[object], file: str, ranges: str) -> _Events:
 
 
 def _add_span(events: _Events, read: "_Reader", name_of_layer: re.Pattern[str]) -> None:
-    """Add an event with a duration, if it tells of layers."""
     kind = read.event.get("cat")
     if kind in _KERNEL_KINDS + _LAUNCH_KINDS:
         correlation = read.correlation()
@@ -230,8 +219,6 @@ def _add_span(events: _Events, read: "_Reader", name_of_layer: re.Pattern[str]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Typed values of one event."""
-
     event: Mapping[str, Any]
     file: str
     index: int

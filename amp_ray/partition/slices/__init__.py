@@ -171,7 +171,6 @@ def _checked(name: str, values: ArrayLike) -> FloatArray:
 
 
 def _cells(slices: Slices) -> Iterator[tuple[int, int]]:
-    """Yield the row and column of every slice."""
     for sequences, sizes in slices:
         for end, size in zip(accumulate(sizes), sizes, strict=True):
             yield sequences - 1, packed_index(end, size)
@@ -193,10 +192,6 @@ def critical_path_s(times_s: FloatArray, factors: Sequence[float]) -> float:
     ``C(k, i) = max(C(k - 1, i), C(k, i - 1)) + times[i] factors[k]``. Run backwards, with stages
     and slices in reverse, it takes as long.
 
-    Args:
-        times_s: Time of every slice on a stage with factor 1.
-        factors: Factor on the times, per stage.
-
     Example:
         >>> critical_path_s(np.array([1.0, 2.0]), (1.0, 3.0))
         10.0
@@ -214,10 +209,6 @@ def solve_slices(tables: SliceTables, weights: Weights) -> SliceSolution | Infea
 
     Ties depend on the tables alone. Batch slices are in descending order; the objective does not
     depend on their order.
-
-    Args:
-        tables: Times on one stage.
-        weights: Weights of the objective.
 
     Example:
         >>> times_s = np.array([[1.0, 1.5, 2.0]])  # the first granule, the second alone, both
@@ -372,7 +363,6 @@ class SliceSearch(BestFirst[Box]):
         return evaluated
 
     def _slices(self) -> Slices:
-        """Return the slices of the last evaluation."""
         batches, remaining = [], self.tables.num_sequences
         while remaining > 0:
             size = int(self.arrays.batch_slice[remaining])
@@ -393,15 +383,10 @@ def solve_unequal(
 ) -> SliceSolution | InfeasiblePartition:
     """Find the slices with the shortest forward and backward passes through unequal stages.
 
-    Args:
-        tables: Times on a stage with factor 1.
-        factors: Factor on the times, per stage.
-        most_steps: Limit on slices tried times stages; then the search stops unproven.
-        most_cells: Limit on the table size, above which not all slices are tried.
-
-    Returns:
-        Slices in the order in which they run; ``lower_bound_s`` is below ``value_s`` if a limit was
-        reached.
+    ``times`` and ``factors`` are as in `critical_path_s`. Above ``most_steps`` slices tried times
+    stages the search stops unproven; if the table is larger than ``most_cells``, not all slices are
+    tried. The result has slices in the order in which they run; ``lower_bound_s`` is below
+    ``value_s`` if a limit was reached.
     """
     pairs = _bounds(factors)
     relaxed = SliceSearch(tables=tables, weights=pairs)
@@ -505,7 +490,6 @@ def _rest(times_s: FloatArray, join: np.ufunc) -> FloatArray:
 
 
 def _batch_slices(path: np.ndarray, tables: SliceTables) -> Slices:
-    """Group consecutive slices by batch slice."""
     batches: list[tuple[int, tuple[int, ...]]] = []
     sizes: list[int] = []
     for sequences, size in path.tolist():

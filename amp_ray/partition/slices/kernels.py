@@ -154,10 +154,8 @@ def tightened(
 ) -> tuple[float, float]:
     """Raise the lower ends of a box of slowest passes to times of actual slices.
 
-    The slice with the slowest forward pass has a backward pass below the top, and vice versa.
-
-    Returns:
-        The lower ends; infinite if no slice is in the box.
+    The slice with the slowest forward pass has a backward pass below the top, and vice versa. The
+    lower ends are infinite if no slice is in the box.
     """
     low_forward_s = low_backward_s = np.inf
     beside_forward_s = beside_backward_s = np.inf

@@ -101,14 +101,8 @@ def stage_memory(
     """Return the memory of a stage.
 
     An operator that recomputes together with its successor need not keep its activation, unless the
-    successor starts a block, whose input is kept.
-
-    Args:
-        profile: Tells which operators start blocks and which share buffers.
-        first: First operator of the stage.
-        table: Measurements of each operator at its own setting.
-        again: Shape ``(n,)``. Which operators recompute.
-        num_in_flight: Micro-batches that the stage holds at once.
+    successor starts a block, whose input is kept. ``table`` has the measurements of each operator
+    at its own setting; ``again``, shape ``(n,)``, tells which operators recompute.
     """
     here = slice(first, first + len(again))
     share = profile.kept_share[here]
@@ -197,11 +191,6 @@ def aceso_cost(
 ) -> AcesoCost | Reason:
     """Compute the time and memory of a plan by the published formulas.
 
-    Args:
-        profile: Measurements; only measured settings have a time.
-        plan: Covers all operators.
-        devices_per_node: Decides which transfers between stages leave a node.
-
     Returns:
         The cost, or a reason that names the setting of an operator without a measurement.
 
@@ -246,11 +235,7 @@ def stage_table(
 ) -> OperatorTable | Reason:
     """Return the measurements of each operator of a stage at its setting.
 
-    Args:
-        profile: Has a table for every measured setting.
-        first: First operator of the stage.
-        uses: Uses of the stage's operators.
-        micro_batch_size: Samples over all replicas.
+    ``micro_batch_size`` counts samples over all replicas.
     """
     values = {name: np.empty(len(uses)) for name in VALUES}
     measured = np.empty(len(uses), dtype=np.bool_)
@@ -312,12 +297,6 @@ def resharding_s(
     input_bytes: FloatArray,
 ) -> Iterator[tuple[int, float, bool]]:
     """Yield the time of each exchange within a stage; the planner's T5 has none.
-
-    Args:
-        profile: Measurements.
-        first_operator: First operator of the stage.
-        uses: Uses of the stage's operators.
-        input_bytes: Input size of each operator.
 
     Yields:
         The operator that follows the exchange, its seconds, and whether its size was measured.

@@ -209,9 +209,7 @@ def offered(
 
     The published planner computes what a stage sends at the tp of the stage's first operator, so a
     mix of options is one option for each tp at which a stage may begin. T5 has no prices for mixes.
-
-    Returns:
-        The option of each operator under each option of the problem, and the extended problem.
+    Return also the option of each operator under each option of the problem.
     """
     profile, number = setting.profile, len(options)
     if not setting.mixes_operators:
@@ -277,7 +275,6 @@ def _units(sizes: FloatArray) -> FloatArray:
 
 
 def _stacked(tables: list[OperatorTable], name: str) -> FloatArray:
-    """Return one measured value for all options, shape ``(V, L)``."""
     return np.array([getattr(table, name) for table in tables])
 
 
@@ -306,7 +303,6 @@ def _transfers_s(link: TransferTable, sizes: FloatArray) -> FloatArray:
 def _joins_s(
     profile: OperatorProfile, uses: Sequence[OperatorUse], input_bytes: FloatArray
 ) -> FloatArray:
-    """Return the time of exchanges between neighbouring operators, shape ``(L,)``."""
     joins = np.zeros(profile.num_operators)
     for operator, seconds, _ in resharding_s(profile, 0, uses, input_bytes):
         joins[operator - 1] += seconds

@@ -324,7 +324,6 @@ def parse_aceso_profile(
 
 
 def _operator_files(files: Mapping[str, str], model: str) -> dict[OperatorKey, str]:
-    """Return the names of a model's operator files by key."""
     names = {}
     for name in sorted(files):
         match = _OPERATORS.fullmatch(name)
@@ -524,15 +523,9 @@ def read_aceso_profile(
     """Read a folder of Aceso's profile files for an experiment; add a table of layers per device.
 
     Times include tensor-parallel all-reduces. There is no table of layers if the model's layers do
-    not match the chain of operators, or if an operator of the table failed.
-
-    Args:
-        files: All CSV files of the folder, as text by name.
-        folder: Name of the folder, for messages.
-        profiled: Name of the model in the folder, such as ``gpt_1_3B``; an experiment of this
-            source has one.
-        model: Model of the experiment; its number of blocks applies to the chain of operators.
-        devices: All are taken to be of the one measured type.
+    not match the chain of operators, or if an operator of the table failed. ``profiled`` is the
+    name of the model in the folder, such as ``gpt_1_3B``; an experiment of this source has one. All
+    devices are taken to be of the one measured type.
 
     Raises:
         InputError: If the folder lacks the model or a needed file, or a file is wrong.

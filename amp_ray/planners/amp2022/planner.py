@@ -90,12 +90,8 @@ def predict_bounds(
 ) -> AmpTimes:
     """Predict the time of a candidate with given bounds.
 
-    Args:
-        candidate: Degrees and micro-batch; the product of the degrees is the number of ranks.
-        bounds: ``pp + 1`` half-open bounds, in entries of the published list.
-        forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
-        chain: The model.
-        network: The cluster.
+    ``bounds`` count entries of the published list; ``forward_s``, shape ``(num_entries,)``, is one
+    sample's forward at the candidate's ``tp``.
 
     Raises:
         ValueError: If the bounds do not fit the chain, or the candidate not the network.
@@ -168,12 +164,6 @@ def even_bounds(
     The first ``num_layers % num_stages`` stages get one more layer; then the layers outside the
     transformer go to the first and to the last stage.
 
-    Args:
-        num_layers: Transformer layers, without the layers before and after them.
-        num_stages: Stages to cut them into, at most ``num_layers``.
-        first_extra: Layers of the chain put before the transformer.
-        last_extra: Layers of the chain put after it.
-
     Returns:
         Half-open bounds of length ``num_stages + 1``.
 
@@ -236,8 +226,6 @@ def published_bounds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    """Tables that every level of the dynamic programme uses."""
-
     num_stages: int  # stages to cut into
     slack: int  # layers beyond one per stage; level ``j`` holds ``i = j + 1 ... j + 1 + slack``.
     num_waits: int  # ``num_micro_batches - 1``
@@ -268,17 +256,13 @@ class _Tables:
         first_stage_s = self.run_s[0, 1 : self.slack + 2, None]
         return self.num_waits * np.maximum(first_stage_s - self.slowest_s, 0.0)
 
-    def num_slowest(self, level: int) -> int:
-        """Number of entries of ``slowest_s`` possible to the right of this level's layers."""
-        return int(self.index[level + 1 :].max()) + 1
-
 
 def _next_level(
     tables: _Tables, level: int, before: FloatArray, cut_time_s: FloatArray
 ) -> tuple[FloatArray, IntArray]:
     """Add one cut: compute values and last cuts of ``level`` from the values of ``level - 1``."""
     width = tables.slack + 1
-    slowest_s = tables.slowest_s[: tables.num_slowest(level)]
+    slowest_s = tables.slowest_s[: tables.index[level + 1 :].max() + 1]  # of layers to the right
     columns = np.arange(slowest_s.size)
     values = np.full((width, slowest_s.size), np.inf)
     cuts = np.zeros((width, slowest_s.size), dtype=np.intp)
@@ -338,12 +322,7 @@ def planned_bounds(
 ) -> tuple[int, ...]:
     """Cut one candidate by the published rule, in entries of the published list.
 
-    Args:
-        candidate: Its degrees multiply to the number of ranks, and it has at most as many stages as
-            the chain has layers to give to them.
-        forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
-        chain: The model.
-        network: The cluster.
+    ``forward_s``, shape ``(num_entries,)``, is one sample's forward at the candidate's ``tp``.
     """
     if candidate.num_micro_batches == 1:
         cuts = even_bounds(chain.num_transformer_layers, candidate.pp, *chain.even_split_extra)
@@ -441,7 +420,6 @@ class Amp2022Planner(PublishedPlanner):
             raise InputError(str(error)) from None
 
     def _published_chain(self) -> Chain:
-        """Return the chain of a model family that the published planner knows."""
         shape = self.experiment.model.shape
         if shape.family == "gpt2":
             return gpt2_chain(

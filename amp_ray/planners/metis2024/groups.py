@@ -92,7 +92,6 @@ class GroupSpace:
 
     @cached_property
     def _types(self) -> tuple[str, ...]:
-        """Type of every rank, in the required order or in any one order."""
         return self.setting.ordered_types(self.type_order or self.setting.node_types)
 
     @cached_property
@@ -251,7 +250,6 @@ class GroupSpace:
         return np.array(rates_of_kinds)
 
     def _taken(self, state: int) -> int:
-        """Count the devices that later stages have taken."""
         closed, _, used = self.graph.states[state]
         whole = sum(int(count) for kind, count in enumerate(self.counts) if closed >> kind & 1)
         return whole + used
@@ -362,10 +360,7 @@ class Shares:
 def group_shares(space: GroupSpace, rows: IntArray, num_samples: int) -> Shares:
     """Split a micro-batch between the ranks of groups.
 
-    Args:
-        space: The groups.
-        rows: Shape ``(V,)``. Variants of the space.
-        num_samples: Samples of one micro-batch.
+    ``rows``, shape ``(V,)``, are variants of the space.
     """
     variants, dp = space.variants, space.variants.dp[rows]
     even = num_samples // dp
@@ -499,12 +494,7 @@ class GroupTable:
 
 
 def group_table(space: GroupSpace, num_micro_batches: int) -> GroupTable:
-    """Compute times and memory of the groups of a space.
-
-    Args:
-        space: The groups.
-        num_micro_batches: A divisor of the global batch size.
-    """
+    """Compute times and memory of the groups of a space."""
     every = np.arange(len(space.variants.edge))
     blocks = np.split(every, range(_BLOCK, len(every), _BLOCK))
     parts = [_block(space, rows, num_micro_batches) for rows in blocks]
@@ -546,7 +536,6 @@ def _block(
 
 
 def _distinct(rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the distinct rows, ascending, and the number of each row."""
     first, number = distinct_rows(list(rows.T))
     return rows[first], number
 

@@ -143,10 +143,7 @@ class MetisSetting:
         A stage of one device type shares samples evenly. In a mixed stage, a data-parallel index
         counts as its first device; its share is proportional to the inverse of a whole model's time
         at micro-batch size 1, rounded down, and the remaining samples go one each to the largest
-        fractions.
-
-        Returns:
-            One entry per data-parallel index; None if a type was not measured at that tp.
+        fractions. The result is None if a type was not measured at that tp.
         """
         dp, tp = plan.degrees[stage]
         types = self.stage_types(plan)[stage]
@@ -222,11 +219,7 @@ def metis_cost(setting: MetisSetting, plan: MetisPlan) -> MetisCost | Reason:
     """Compute the time of a plan by the published formulas.
 
     ``(B - 1) max(t) + sum(t)`` for ``B`` micro-batches and stage times ``t``, plus the other terms
-    of `MetisCost`.
-
-    Args:
-        setting: The inputs.
-        plan: Any plan of the cluster, even one that loses layers or has empty stages.
+    of `MetisCost`. A plan may even lose layers or have empty stages.
 
     Returns:
         The cost, or the reason why the planner drops the plan: a time that no profile file has.
@@ -294,7 +287,6 @@ def _layers_s(
     sizes: tuple[int, ...],
     bounds: tuple[int, ...],
 ) -> float | None:
-    """Add up a stage's layers over micro-batch sizes; None if one of the times was not measured."""
     seconds = 0.0
     for size in sizes:
         entry = setting.profile.entries.get((rank.device_type, tp, size))
@@ -305,7 +297,6 @@ def _layers_s(
 
 
 def _rest_s(setting: MetisSetting, plan: MetisPlan) -> float | Reason:
-    """Return the last stage's time beyond its layers, for all micro-batches."""
     last = plan.pp - 1
     _, tp = plan.degrees[last]
     size = setting.samples(plan, last)
@@ -398,9 +389,6 @@ def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
     A plan can run if every layer is in a stage, every stage has a layer, every sample is taken, and
     every device holds the whole measured memory of its layers at its own samples. The published
     planner compares sums over stages, and loses layers if no stage holds more than half of one.
-
-    Returns:
-        Reasons; none for a plan that can run.
     """
     defects = []
     num_layers = setting.profile.num_layers

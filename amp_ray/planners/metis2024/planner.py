@@ -103,7 +103,6 @@ class MetisTranslation:
         return plan
 
     def _shares(self, plan: MetisPlan, stage: int) -> tuple[int, ...]:
-        """Return the samples of each data-parallel index."""
         ranks = self.setting.data_ranks(plan, stage)
         if ranks is None:
             _, tp = plan.degrees[stage]

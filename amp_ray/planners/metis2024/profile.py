@@ -248,13 +248,10 @@ def _gap_notes(entries: Mapping[Key, PublishedEntry], folder: str) -> Iterator[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Reads one file."""
-
     file: str
     values: Mapping[str, Any]
 
     def entry(self) -> PublishedEntry:
-        """Return the file's values in SI units."""
         layer_ms = self._numbers(_TIME, "layer_compute_total_ms", None)
         if not layer_ms.any():
             message = "found zeros only; expected what each layer takes"
@@ -299,7 +296,6 @@ class _Reader:
                 )
 
     def _numbers(self, section: _Section, key: str, num_layers: int | None) -> FloatArray:
-        """Return a list of numbers, one per layer."""
         value, where = self._needed(section, key)
         if not isinstance(value, list) or not value:
             message = f"found {shown(value)}; expected a list with one number per layer"

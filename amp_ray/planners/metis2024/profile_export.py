@@ -156,13 +156,10 @@ def _grid(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Counter:
-    """Fills entries from the cost model."""
-
     experiment: Experiment
     groups: Sequence[range]  # layers of the model that make up each layer of Metis
 
     def entry(self, device: Device, tp: int, size: int) -> PublishedEntry:
-        """Return the entry of one device at one (tp, micro-batch size)."""
         experiment = self.experiment
         rank = Rank(device=device, tp=tp, micro_batch_size=size, precision=experiment.precision)
         table, _ = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")

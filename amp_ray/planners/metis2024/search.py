@@ -98,13 +98,9 @@ def build_problem(
 ) -> PlansProblem | None:
     """Build the problem of some groups.
 
-    Args:
-        table: Every group.
-        chosen: Shape ``(G,)``. Groups of the table that may be used.
-        exact: Sets of ranks whose groups get one option per first layer.
-
-    Returns:
-        The problem; None if no sequence of the chosen groups uses all devices.
+    ``chosen``, shape ``(G,)``, are the groups of the table that may be used. Groups of the sets of
+    ranks in ``exact`` get one option per first layer. The problem is None if no sequence of the
+    chosen groups uses all devices.
     """
     space = table.space
     edge = space.variants.edge[table.variant[chosen]]
@@ -274,7 +270,6 @@ def solve_table(table: GroupTable) -> MetisSolution | Reason:
 
 
 def _checked(plans: PlansProblem, answer: StepEndSolution) -> tuple[MetisPlan, MetisCost]:
-    """Return the plan of a solution and its cost by the published formulas."""
     plan, setting = plans.plan(answer), plans.table.space.setting
     cost, defects = metis_cost(setting, plan), metis_defects(setting, plan)
     if not isinstance(cost, MetisCost) or defects:

@@ -153,11 +153,8 @@ class OperatorCostModel:
     def figures(self, samples: int, tp: int, dp: int, algorithm: int) -> OperatorFigures | Reason:
         """Return times and memory of every operator, or a reason if one was not measured.
 
-        Args:
-            samples: Samples of a micro-batch on one data-parallel rank.
-            tp: Tensor parallel degree.
-            dp: Ranks that ZeRO shards the optimizer over.
-            algorithm: How matrices are divided; no effect on operators whose matrices are not.
+        ``samples`` are those of a micro-batch on one of the ``dp`` ranks that ZeRO shards the
+        optimizer over. ``algorithm`` tells how matrices are divided.
         """
         key = samples, tp, dp, algorithm if tp > 1 else 0
         if key not in self._figures:
@@ -195,13 +192,8 @@ class OperatorCostModel:
     def sharers(self, devices: Sequence[int], end: int | None) -> int:
         """Return how many ranks of a stage share a network interface to one neighbour.
 
-        Args:
-            devices: Devices of the stage.
-            end: A device of the neighbouring stage; None at an end of the chain.
-
-        Returns:
-            The number of ranks; 0 if all of them are on that device's node, or there is no
-            neighbour.
+        ``end`` is a device of the neighbouring stage; None at an end of the chain. The number is 0
+        if all of them are on that device's node, or there is no neighbour.
         """
         if end is None:
             return 0
@@ -210,12 +202,7 @@ class OperatorCostModel:
         return max((n for node, n in counts.items() if node != nodes[end]), default=0)
 
     def rings(self, devices: Sequence[int], tp: int) -> tuple[Path, ...] | None:
-        """Return the paths of a stage's gradient rings; None if a tp group spans nodes.
-
-        Args:
-            devices: Devices of its ranks, tp fastest.
-            tp: Tensor parallel degree.
-        """
+        """Return the paths of a stage's gradient rings; None if a tp group spans nodes."""
         grid = np.reshape(devices, (-1, tp))
         nodes = self.topology.node_of_device[grid]
         if (nodes != nodes[:, :1]).any():
@@ -224,12 +211,7 @@ class OperatorCostModel:
         return tuple(sorted(paths, key=lambda path: (path.bytes_per_s, path.step_s)))
 
     def transfers_s(self, num_bytes: FloatArray, sharers: int) -> FloatArray:
-        """Return the seconds to receive tensors of some sizes.
-
-        Args:
-            num_bytes: Sizes.
-            sharers: Ranks that share a network interface, from `sharers`.
-        """
+        """Return the seconds to receive tensors of some sizes."""
         table = self.profile.inter if sharers else self.profile.intra
         rates = np.interp(num_bytes, table.sizes_bytes, table.bytes_per_s)
         if sharers and self.profile.inter is self.profile.intra:  # not measured
@@ -240,13 +222,7 @@ class OperatorCostModel:
     def joins_s(
         self, first: int, uses: Sequence[OperatorUse], input_bytes: FloatArray
     ) -> FloatArray:
-        """Return the time of exchanges between neighbouring operators of a stage.
-
-        Args:
-            first: First operator.
-            uses: Use of each operator.
-            input_bytes: Input size of each operator.
-        """
+        """Return the time of exchanges between neighbouring operators of a stage."""
         joins, exchange_s = np.zeros(len(uses)), cache(self._exchange_s)
         for operator, step in stage_exchanges(self.profile, first, uses):
             size_bytes = float(input_bytes[operator - first])
@@ -269,10 +245,6 @@ class OperatorCostModel:
         """Return the time of synchronising tied weights, for a stage at one end of the chain.
 
         The stage at the other end is taken to be alike, and at the other end of the cluster.
-
-        Args:
-            num_ranks: Ranks of the stage.
-            figures: Figures of all operators of the chain.
         """
         num_pairs = min(num_ranks, self.experiment.cluster.num_devices // 2)
         parameters = float(min(figures.parameters[0], figures.parameters[-1]))
@@ -299,11 +271,7 @@ class OperatorCostModel:
         return self._result(strategy, stages, interpolated=interpolated)
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
-        """Return the parts of each stage's peak memory, in the form of `CostModel.memory_parts`.
-
-        Args:
-            strategy: A plan of operators that can be estimated.
-        """
+        """Return the parts of each stage's peak memory, in the form of `CostModel.memory_parts`."""
         costed = self._stages(strategy)
         assert not isinstance(costed, Infeasible)
         return [stage.memory_bytes for stage in costed[0]]
@@ -329,7 +297,6 @@ class OperatorCostModel:
     def _gathered(
         self, samples: int, first: int, uses: Sequence[OperatorUse]
     ) -> OperatorFigures | Reason:
-        """Return the figures of a stage's operators, each at its own use."""
         values = {name: np.empty(len(uses)) for name in FIGURES}
         interpolated = False
         for use in dict.fromkeys(use[:3] for use in uses):
@@ -489,13 +456,8 @@ def passing_bytes(
 
     An operator need not keep its activation if it and its successor are recomputed, unless the
     successor begins a block. During the backward pass, the activations of such a run of operators
-    are held once. The copies of the step end reuse memory that the passes reserved.
-
-    Args:
-        figures: Figures of the stage's operators.
-        again: Shape ``(n,)``. Whether each operator is recomputed.
-        starts_block: Shape ``(n,)``. Whether each operator begins a block.
-        in_flight: Micro-batches that the stage holds at once.
+    are held once. The copies of the step end reuse memory that the passes reserved. ``again`` and
+    ``starts_block`` have shape ``(n,)``; ``in_flight`` counts micro-batches.
     """
     held = figures.held_bytes
     spared = np.append(again[:-1] & again[1:] & ~starts_block[1:], False)
@@ -509,10 +471,7 @@ def passing_bytes(
 def run_sums(values: FloatArray, chosen: BoolArray, ends: BoolArray | None = None) -> FloatArray:
     """Return the sum of each run of chosen operators, in order.
 
-    Args:
-        values: Shape ``(n,)``.
-        chosen: Shape ``(n,)``.
-        ends: Shape ``(n,)``. Operators after which a run ends, whether chosen or not.
+    A run also ends after each of ``ends``, whether chosen or not; all have shape ``(n,)``.
     """
     last = ~chosen if ends is None else ~chosen | ends
     stops = np.flatnonzero(last)

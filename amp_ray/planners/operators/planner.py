@@ -134,8 +134,7 @@ class OperatorSearch:
     def options(self, micro_batch_size: int) -> list[OperatorOption]:
         """Return every measured tp, dp and algorithm of a stage that fits the devices.
 
-        Args:
-            micro_batch_size: Samples over all replicas.
+        The micro-batch size counts samples over all replicas.
         """
         experiment, profile = self.cost_model.experiment, self.cost_model.profile
         limits, everyone = experiment.limits, experiment.cluster.num_devices
@@ -255,13 +254,11 @@ class OperatorSearch:
         return start_s, end_s
 
     def _joins_s(self, option: OperatorOption) -> FloatArray:
-        """Return the time of exchanges between neighbouring operators."""
         uses = [option.use] * self.cost_model.profile.num_operators
         return self.cost_model.joins_s(0, uses, option.figures.input_bytes)
 
 
 def _stacked(options: Sequence[OperatorOption], name: str) -> FloatArray:
-    """Return one figure of all options, shape ``(V, L)``."""
     return np.array([getattr(option.figures, name) for option in options])
 
 

@@ -100,7 +100,6 @@ class ShortChains:
 
     @cached_property
     def _costs(self) -> GroupCosts:
-        """Prices of stages without recompute."""
         graph, _ = self.device_groups.graphs[0]
         return GroupCosts(
             device_groups=self.device_groups,
@@ -111,7 +110,6 @@ class ShortChains:
 
     @cached_property
     def _prefix_s(self) -> list[FloatArray]:
-        """Prefix sums of the seconds of layers, per option."""
         return [
             np.concatenate(([0.0], np.cumsum(self._costs.slowest_s(option))))
             for option in self.choices.options
@@ -144,7 +142,6 @@ class ShortChains:
     def _fitting(
         self, option: int, stage: int, pp: int, first: int, end: int
     ) -> tuple[Recompute, ...]:
-        """Return the settings with which a stage fits, the cheapest first."""
         key = option, stage, pp, first, end
         if key not in self._chosen:
             group, blocks = self.choices.options[option], self._blocks
@@ -186,7 +183,6 @@ class ShortChains:
         return True
 
     def _extra_s(self, group: GroupOption, setting: Recompute, first: int, end: int) -> float:
-        """Return the extra time that a recompute setting takes."""
         if setting == NO_RECOMPUTE:
             return 0.0
         costs = replace(self._costs, candidate=with_kind(self.candidate, setting.whole))

@@ -28,11 +28,8 @@ def operator_strategy(
 ) -> Strategy:
     """Return a strategy from the use of each operator of each stage, rank ``r`` on device ``r``.
 
-    Args:
-        stages: In pipeline order, covering the chain of operators.
-        samples_per_micro_batch: Samples over all replicas; every dp divides it.
-        num_micro_batches: Micro-batches per optimizer step.
-        zero: ZeRO settings of the data-parallel ranks.
+    ``stages`` cover the chain of operators; samples count over all replicas, and every dp divides
+    them.
 
     Raises:
         ValueError: If a dp does not divide the micro-batch, or a stage's operators take different

@@ -141,7 +141,6 @@ class HostGroup:
             link.close()
 
     def _unclaimed(self, name: str, slots: Collection[int]) -> list[int]:
-        """Return the slots that the host's agent has not claimed yet."""
         claimed = self.links[name].slots if name in self.links else ()
         return [slot for slot in slots if slot not in claimed and self._hosts[name].shares_slots]
 

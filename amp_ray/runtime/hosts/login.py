@@ -18,9 +18,7 @@ _DEFAULTS: Final = SshSettings()
 class LoginError(HostError):
     """The login to a reachable host failed; the doctor shows the command that fixes the login.
 
-    Args:
-        message: Problem and remedy, in a sentence or two.
-        details: Fields of a `Finding`, without level and host.
+    ``details`` are fields of a `Finding`, without level and host.
     """
 
     def __init__(self, message: str, **details: str) -> None:
@@ -84,7 +82,6 @@ def refused(
 
 
 def _words(name: str, settings: SshSettings, identities: Sequence[str]) -> list[str]:
-    """Return the common arguments of OpenSSH's commands: options, key files, port, user, host."""
     target = parse_target(name)
     words = []
     if settings.known_hosts != _DEFAULTS.known_hosts:

@@ -529,7 +529,6 @@ class Launcher:
         return attempt
 
     def _judge(self, launch: Launch, attempt: Attempt, reader: Reader, start: float) -> Outcome:
-        """Return the outcome of an attempt from its signs and results."""
         wall_s = time.monotonic() - start
         signs = list(attempt.signs)
         codes = attempt.exit_codes

@@ -103,7 +103,6 @@ class HostFiles(Mapping[str, bytes]):
                 write_whole(self._path / name, [kept], mode=_MODE)
 
     def _read(self, name: str) -> bytes:
-        """Read a file; refuse to follow a symbolic link."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._path / name, flags), "rb") as file:
             return file.read()
@@ -233,7 +232,6 @@ def timeline_file(folder: Path) -> Path | None:
 
 
 def _variable(name: str, text: str, numbers: Iterator[int]) -> str:
-    """Return a shell assignment; that of a secret fails unless the user has set the variable."""
     if is_secret(name):
         return f'{name}="${{{name}:?set it before: its value was not kept}}"'
     return _word(f"{name}={redact(text)}", numbers)

@@ -199,7 +199,6 @@ def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
 
 
 def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str, float]:
-    """Return the constants of the optimizer step, as medians over devices."""
     devices = {device.name: device for device in experiment.cluster.device_types}
     steps = {name: values for name, values in records.steps.items() if name in devices}
     if not steps:
@@ -222,7 +221,6 @@ def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str
 def _loss_constant(
     records: ProfileRecords, experiment: Experiment, efficiency: float
 ) -> dict[str, float]:
-    """Return the loss's memory traffic per logit, as the median over devices and sizes."""
     loss = loss_position(experiment.model)
     logits = experiment.model.layers[-1].logits
     devices = {device.name: device for device in experiment.cluster.device_types}
@@ -408,8 +406,6 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Samples:
-    """Samples as arrays, for the fit."""
-
     # Coefficients of the three parameters of ``_Link``, shape ``(num_samples, 3)``
     counts: FloatArray
     start_s: FloatArray  # shape ``(num_samples,)``
@@ -417,7 +413,6 @@ class _Samples:
 
     @classmethod
     def of(cls, samples: Sequence[LinkSample]) -> "_Samples":
-        """Convert samples to arrays."""
         rows = [
             (0.0, sample.num_steps, sample.num_bytes)
             if sample.collective
@@ -431,7 +426,6 @@ class _Samples:
         )
 
     def errors(self, link: _Link) -> FloatArray:
-        """Return the logarithm of predicted over measured time for each sample."""
         ratios: FloatArray = (self.start_s + self.counts @ link) / self.seconds
         return np.log(ratios)
 

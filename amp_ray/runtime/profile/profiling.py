@@ -147,12 +147,10 @@ class _Work:
 
     @property
     def num(self) -> int:
-        """Number of missing measurements."""
         return len(self.links) + len(self.layers) + self.step
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Descriptions of the measurements, in their order."""
         layers = Counter(
             ("slices" if point.tokens else "layers", point.tp, point.micro_batch_size)
             for point in self.layers
@@ -173,9 +171,6 @@ def measure(
     """Measure missing points: device types in parallel, then links between hosts one by one.
 
     Points with a record in ``folder`` are not measured again.
-
-    Returns:
-        A report per part, in their order.
     """
     run = _Run(experiment, folder, settings)
     within = [part for part in parts if part.place.scope == "intra"]

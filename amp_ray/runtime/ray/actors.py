@@ -261,7 +261,6 @@ class _SearchTasks:
         self._unfit: set[str] = set()
 
     def ask(self, batch: range) -> Any:  # noqa: ANN401 - Ray's
-        """Begin a task; return Ray's reference to its result."""
         task = self._task.options(**self._options)
         return task.remote(amp_ray.__version__, self._work, batch)
 

@@ -297,7 +297,6 @@ class Driver:
         return knowledge
 
     def _recommendation(self) -> dict[str, Any] | None:
-        """Return the recommendation for the journal, with the first `MOST_TIES` ties only."""
         recommended = recommend(self.state, learn(self.state, self._predictor))
         if recommended is None:
             return None

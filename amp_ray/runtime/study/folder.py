@@ -173,7 +173,6 @@ def _no_files(folder: str | Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder that only its owner can enter, and synchronise its parent."""
     try:
         folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
         _check_owner(folder)  # another user may have made it in the meantime

@@ -118,8 +118,6 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """A running attempt."""
-
     task: Task
     group: int
     start_s: float  # start time by the monotonic clock

@@ -301,7 +301,6 @@ def _mean_times(trials: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _trial_state(entry: JournalTrial[Started]) -> dict[str, Any]:
-    """Return an element of ``trials`` of ``show --json``."""
     begun = entry.trial
     outcome = NO_OUTCOME if entry.outcome is None else outcome_to_json(entry.outcome)
     keys = ("number", "strategy", "predicted_s", "repeats", "chosen", "group")

@@ -262,7 +262,6 @@ def _spaced(value: object) -> object:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV text; leave out the columns of dimensions that no row uses."""
     text, table = io.StringIO(), list(rows)
     used = [name for name in DIMENSION_COLUMNS if any(name in row for row in table)]
     writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")

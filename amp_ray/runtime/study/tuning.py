@@ -205,7 +205,6 @@ class Tuning:
 
     @contextlib.contextmanager
     def _pool(self, steady: Steady = contextlib.nullcontext) -> Iterator[Pool]:
-        """Make the pool of host groups; connections are opened by the first trial."""
         options, experiment = self.options, self.experiment
         if options.backend == "replay":
             answers = {strategy: recorded_outcome(line) for strategy, line in self.space.replayed}

@@ -54,12 +54,8 @@ def plan_placements(
 ) -> list[Estimate]:
     """Choose devices and cuts of a candidate, and estimate the result.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        start: Best estimate of `simple_plans`; if set, the search starts only from its devices.
-            Otherwise it also simulates rank ``r`` on device ``r``.
-        effort: Limits of the search.
+    If ``start`` is set, the best of `simple_plans`, the search starts only from its devices.
+    Otherwise it also simulates rank ``r`` on device ``r``.
 
     Returns:
         The best estimate, and perhaps a worse one with other devices or cuts: if some plans are
@@ -93,15 +89,7 @@ def plan_listed(
 
 
 def _best_and_safe(chains: Chains, plan: Callable[[Chains], Estimate]) -> list[Estimate]:
-    """Return the best plan for the whole memory, and the best safe one, if they differ.
-
-    Args:
-        chains: Of the candidate, with the whole memory.
-        plan: Returns the best plan for a part of the memory.
-
-    Returns:
-        One or two plans, best first.
-    """
+    """Return the best plan for the whole memory, and the best safe one, if they differ."""
     best, part = plan(chains), safe_memory_fraction(chains.cost_model.experiment.constants)
     if not any(one.feasible and one.memory_share > part for one in chains.estimates):
         return [best]
@@ -183,10 +171,8 @@ def solve_chains(
 ) -> PlacementSolution:
     """Find the best placements by the objective, as `solve_placement` does.
 
-    Args:
-        chains: Cuts and estimates of the candidate; new estimates are cached in it.
-        built: The candidate's problem for the whole memory, as `build_problem` returns it.
-        starts: Devices to start from, in the order of the ranks; by default `class_orders`.
+    ``built`` is the candidate's problem for the whole memory. The search starts from the devices in
+    ``starts``, by default `class_orders`.
     """
     cluster, effort = chains.cost_model.experiment.cluster, chains.effort
     orders = starts or class_orders(cluster, chains.candidate, effort)
@@ -320,7 +306,6 @@ class StepEndSearch(BestFirst[Interval]):
 def _with_step_end(
     problem: PlacementProblem, solution: PartitionSolution, tied_s: float
 ) -> CutPlacement:
-    """Add the step end to a solution."""
     step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
     return CutPlacement(
         value_s=solution.value_s + step_end_s,
@@ -343,12 +328,7 @@ class Walk:
         self._states = [list(moves.states[0]) for moves in self.moves]
 
     def placement(self, steps: IntArray, cut_rows: Sequence[int]) -> tuple[int, ...]:
-        """Return the device of every rank.
-
-        Args:
-            steps: Shape ``(pp, num_classes)``. Steps of every class.
-            cut_rows: Length ``pp - 1``. Price of the cut before each stage but the first.
-        """
+        """Return every rank's device, given the steps of stages by class and the prices of cuts."""
         stage_nodes: list[list[int]] = []
         for stage, row in enumerate(steps.tolist()):
             pairs = self._pairs(
@@ -423,7 +403,6 @@ class Walk:
 
 
 def _strategy(problem: PlacementProblem, placed: CutPlacement | PartitionSolution) -> Strategy:
-    """Convert a solution into a strategy with devices."""
     steps, cut_rows = problem.graph.path(placed.options)
     walk = Walk(moves=problem.moves, prices=problem.prices)
     placement = walk.placement(steps, cut_rows)

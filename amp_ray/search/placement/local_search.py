@@ -30,13 +30,7 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 def class_orders(
     cluster: Cluster, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> tuple[tuple[int, ...], ...]:
-    """Return orders of the used devices: hostfile order, then orders with equal nodes adjacent.
-
-    Args:
-        cluster: The nodes.
-        candidate: Its degrees give the number of devices and the size of groups.
-        effort: Limits of the search.
-    """
+    """Return orders of the used devices: hostfile order, then orders with equal nodes adjacent."""
     devices = _group_devices(cluster, candidate)
     classes = node_classes(cluster, 1, pairs_matter=False)
     orders = list(listed_orders(cluster, candidate, effort))
@@ -51,13 +45,7 @@ def listed_orders(
 ) -> tuple[tuple[int, ...], ...]:
     """Return devices in hostfile order; if some stay idle, also without whole classes of nodes.
 
-    Args:
-        cluster: The nodes.
-        candidate: Its degrees give the number of devices and the size of groups.
-        effort: Limits of the search.
-
-    Returns:
-        For each choice of classes, the first devices of its nodes; all classes come first.
+    There is a list for each choice of classes; all classes come first.
     """
     devices, used = _group_devices(cluster, candidate), candidate.num_devices
     classes = node_classes(cluster, 1, pairs_matter=False)
@@ -103,10 +91,6 @@ def kept_orders(
 def simple_orders(experiment: Experiment, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
     """Return a few orders of devices; if some stay idle, the fastest are used.
 
-    Args:
-        experiment: Its cluster, and the precision in which device speeds are compared.
-        candidate: Its degrees give the number of devices and the size of groups.
-
     Returns:
         Hostfile order; then nodes by device speed and by network speed, each with the fastest
         first, with the fastest last, and with the second half of the first node moved to the end,
@@ -125,12 +109,7 @@ def simple_orders(experiment: Experiment, candidate: Candidate) -> tuple[tuple[i
 
 
 def _both_ways(rows: Sequence[list[int]], candidate: Candidate) -> list[tuple[int, ...]]:
-    """Return the first devices of some nodes in order, in reverse, and with the first node split.
-
-    Args:
-        rows: Devices of each node.
-        candidate: Its degrees give the number of devices and the size of groups.
-    """
+    """Return the first devices of some nodes in order, reversed, and with the first node split."""
     chosen = list(chain.from_iterable(rows))[: candidate.num_devices]
     used = set(chosen)
     reverse = [device for row in reversed(rows) for device in row if device in used]
@@ -167,11 +146,7 @@ class Chains:
     _objectives_s: dict[Key, float] = field(default_factory=dict)
 
     def best(self, placement: tuple[int, ...]) -> Strategy:
-        """Return the strategy with the best cuts for a placement, ignoring the step end.
-
-        Args:
-            placement: Device of every rank.
-        """
+        """Return the strategy with the best cuts for a placement, ignoring the step end."""
         if placement not in self._chains:
             bounds = best_bounds(
                 self.cost_model.experiment,
@@ -218,19 +193,13 @@ class Chains:
         return self._objectives_s[key]
 
     def _costs_on(self, placement: tuple[int, ...]) -> StageCosts:
-        """Return the costs of a placement that do not depend on its cuts."""
         if placement not in self._costs:
             self._costs[placement] = self.cost_model.costs(self.candidate, placement)
         return self._costs[placement]
 
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
-    """Return the objective of a placement: closed form of the pipeline, and the step end.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        strategy: A uniform strategy.
-    """
+    """Return the objective of a placement: closed form of the pipeline, and the step end."""
     chains = Chains(cost_model=cost_model, candidate=candidate_of(strategy))
     return chains.objective_s(strategy)
 
@@ -250,16 +219,11 @@ def climb(
 ) -> Estimate:
     """Shift neighbouring cuts together by as many layers until no shift makes the plan faster.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        start: Returned unchanged if it lacks more than memory.
-        most_stages: Limit on simulated stages, summed over all cuts.
-        counts: Whether a plan may take the place of a slower one; by default one that fits may,
-            unless it is likelier to run out of memory.
-        steps: Numbers of layers; the next is tried where all shifts by those before are slower.
-
-    Returns:
-        An estimate on the same devices, never slower.
+    A plan that lacks more than memory is returned unchanged. ``counts`` tells whether a plan may
+    take the place of a slower one; by default one that fits may, unless it is likelier to run out
+    of memory. Each of ``steps``, numbers of layers, is tried where all shifts by those before are
+    slower; ``most_stages`` limits the simulated stages, summed over all cuts. The result is on the
+    same devices, and never slower.
     """
     if not would_fit(start) or cost_model.experiment.traits.partition != "exact":
         return start
@@ -305,15 +269,8 @@ def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFOR
     """Reorder the stages of a plan as long as it gets faster.
 
     Every stage keeps its devices and options, and at first its number of layers. This covers orders
-    that the search skips, since it takes devices kind after kind.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        start: The plan; returned unchanged if it cannot run.
-        effort: Limits of the search.
-
-    Returns:
-        An estimate, never slower.
+    that the search skips, since it takes devices kind after kind. A plan that cannot run is
+    returned unchanged.
     """
     if not start.feasible or cost_model.experiment.traits.partition != "exact":
         return start
@@ -382,13 +339,7 @@ def _in_order(strategy: Strategy, order: Sequence[int]) -> Strategy:
 def _uses(
     cost_model: CostModel, strategy: Strategy, alike: dict[object, int]
 ) -> list[tuple[int, int]]:
-    """Return the kind and the number of layers of every stage.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        strategy: Its stages.
-        alike: Kinds of stages so far, by the properties that define them; new ones are added.
-    """
+    """Return kind and number of layers of every stage; new kinds are added to ``alike``."""
     cluster = cost_model.experiment.cluster
     uses = []
     for index, stage in enumerate(strategy.stages):
@@ -414,14 +365,8 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     """Swap two replicas in some stage and all later ones, as long as the plan gets faster.
 
     The search does not choose which replicas of the first and the last stage share a tied weight. A
-    swap changes these pairs, and one cut.
-
-    Args:
-        chains: Chains of the candidate.
-        start: Returned unchanged if it lacks more than memory, or no weight is tied.
-
-    Returns:
-        An estimate with the same cuts and the same devices in every stage, never slower.
+    swap changes these pairs, and one cut. The plan is returned unchanged if it lacks more than
+    memory, or no weight is tied.
     """
     candidate = chains.candidate
     tied = chains.cost_model.weights(candidate.options.tp).tied

@@ -51,11 +51,7 @@ Groups = Sequence[tuple[NodeState, int]]
 def any_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
     """Yield every way to take units from nodes, up to swaps of equal nodes.
 
-    Args:
-        groups: The nodes.
-        num_units: Units of each node.
-        units: Number of units to take.
-        dp: Units of the whole stage; nodes of other classes give the rest.
+    Nodes of other classes give what ``units`` lacks of the ``dp`` units of a stage.
 
     Yields:
         The picks, with every promise that can be kept.
@@ -268,10 +264,8 @@ class NodeClass:
 def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[NodeClass, ...]:
     """Group equal nodes of a cluster, in an order independent of the hostfile.
 
-    Args:
-        cluster: Nodes; nodes too small for a tensor-parallel group are left out.
-        tp: Tensor parallel degree.
-        pairs_matter: Whether a node with a special link to another node forms a separate class.
+    Nodes too small for a tensor-parallel group are left out. If ``pairs_matter``, a node with a
+    special link to another node forms a separate class.
     """
     members: dict[tuple[str, int], list[int]] = {}
     for index, node in enumerate(cluster.nodes):
@@ -324,17 +318,7 @@ class ClassMoves:
 
 
 def class_moves(node_class: NodeClass, dp: int, scope: Scope, most_steps: int) -> ClassMoves | None:
-    """Enumerate the states and steps of a class's nodes.
-
-    Args:
-        node_class: The nodes.
-        dp: Units of a stage.
-        scope: How nodes are taken.
-        most_steps: Largest number of steps.
-
-    Returns:
-        The moves; None if there are too many.
-    """
+    """Enumerate the states and steps of a class's nodes; None if there are too many."""
     start = NodeState(home=AWAITS_FIRST if scope.ends else 0)
     fresh = (start,) * len(node_class.nodes)
     return _explored(fresh, node_class.num_units, dp, scope.parts, most_steps)

@@ -80,7 +80,6 @@ class Grower:
 
     @property
     def _fits(self) -> bool:
-        """Whether the numbers of vertices and cuts fit into an integer."""
         states, relations = 1, 1
         for moves in self.moves:
             states *= len(moves.states)
@@ -88,7 +87,6 @@ class Grower:
         return states * 2**20 < MOST_CODES and relations < MOST_CODES
 
     def _num_device_sets(self, level: Level) -> int:
-        """Count the different sets of devices that the stage may have."""
         columns = [moves.devices_of_state[level.states[:, c]] for c, moves in enumerate(self.moves)]
         return len(distinct_rows(columns)[0])
 
@@ -111,18 +109,11 @@ class Grower:
         )
 
     def _next(self, level: Level, max_options: int) -> Level | None:
-        """Return the vertices of the next stage."""
         expanded = self.expanded(level.states, max_options)
         return None if expanded is None else self.joined(len(level.states), *expanded)
 
     def joined(self, num_vertices: int, source: IntArray, steps: IntArray) -> Level | None:
-        """Return the vertices that options of a level lead to; None if cuts are too many.
-
-        Args:
-            num_vertices: Vertices in the level.
-            source: Vertex of each option.
-            steps: Step of every class, by option.
-        """
+        """Return the vertices that options of a level lead to; None if cuts are too many."""
         priced = self._priced(steps)
         if priced is None:
             return None
@@ -168,12 +159,7 @@ class Grower:
         return option, rows[begin[kind[option]] + offset]
 
     def expanded(self, states: IntArray, most: float) -> tuple[IntArray, IntArray] | None:
-        """Return sources and steps of all options; None if there are none, or too many.
-
-        Args:
-            states: As in `Level`.
-            most: Largest number of options.
-        """
+        """Return sources and steps of all options; None if there are none, or too many."""
         expanded: list[tuple[IntArray, IntArray]] = []
         at_once = max(1, MOST_PAIRS // len(states))
         for first in range(0, len(self._shares), at_once):

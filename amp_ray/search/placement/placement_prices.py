@@ -128,8 +128,7 @@ class Prices:
     def cut_rows(self, relations: Sequence[tuple[Pairs, ...]]) -> list[tuple[CutRow, ...]]:
         """Price cuts by the nodes on both sides.
 
-        Args:
-            relations: Per cut and class, the units of each node before and after the cut.
+        ``relations`` has per cut and class the units of each node before and after the cut.
 
         Returns:
             Per cut, its prices without those that are dominated at every boundary; usually one.
@@ -168,8 +167,7 @@ class Prices:
     def tied_s(self, ends: tuple[Pairs, ...]) -> float:
         """Return the least time of the all-reduce of a tied weight, over all matchings of replicas.
 
-        Args:
-            ends: Per class, the units of each node in the first and in the last stage.
+        ``ends`` has per class the units of each node in the first and in the last stage.
         """
         tp = self.candidate.options.tp
         tied = self.cost_model.weights(tp).tied
@@ -199,7 +197,6 @@ class Prices:
         return matchings(pairs, self.effort.max_matched_units, self.effort.max_matchings)
 
     def _price(self, relations: list[tuple[Pairs, ...]]) -> None:
-        """Price all matchings of several relations at once."""
         tried: list[tuple[int, Matching]] = []
         stage_nodes: list[list[int]] = []
         for index, relation in enumerate(relations):
@@ -223,7 +220,6 @@ class Prices:
 
     @property
     def _network(self) -> tuple[Topology, MessageModel]:
-        """Topology and message model for the candidate's activations."""
         return self.cost_model.network(self.candidate.micro_batch_size)
 
     def _row(self, seconds: FloatArray) -> int:

@@ -43,11 +43,8 @@ def stage_needs(
 ) -> StageNeeds:
     """Return the memory and layers that the stages of a candidate need.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Degrees.
-        memory_scale: Every device's memory is multiplied by it.
-        tied_counts: Whether the time of tied weights depends on the stages at both ends.
+    Every device's memory is multiplied by ``memory_scale``; ``tied_counts`` tells whether the time
+    of tied weights depends on the stages at both ends.
     """
     memory = cost_model.memory(candidate)
     sizes = {float(device.memory_bytes) for device in cost_model.experiment.cluster.device_types}
@@ -94,10 +91,8 @@ class PlacementProblem:
     def capped(self, cap_s: float, tied_s: float) -> Programme:
         """Return the programme in which no stage's step end exceeds a cap.
 
-        Args:
-            cap_s: Seconds; may be infinite.
-            tied_s: One of `tied_times_s`. Drop placements whose tied weights take longer; both ends
-                of the pipeline are charged this time.
+        Placements whose tied weights take longer than ``tied_s``, one of `tied_times_s`, are
+        dropped; both ends of the pipeline are charged this time.
         """
         _, _, step_ends, ends = self._memory_keys[0].T
         tied = np.concatenate((self.tied_times_s, (0.0, 0.0)))
@@ -146,13 +141,7 @@ class PlacementProblem:
         )
 
     def step_end_s(self, bounds: Sequence[int], options: Sequence[int], tied_s: float) -> float:
-        """Return the longest step end of any stage.
-
-        Args:
-            bounds: Bounds of the stages.
-            options: Options of the stages.
-            tied_s: Time of tied weights, charged to both ends.
-        """
+        """Return the longest step end of any stage; tied weights are charged to both ends."""
         kinds = self._step_end_of_devices[self._devices_of_option[list(options)]]
         step_ends = self._step_end_table[kinds, bounds[:-1], bounds[1:]]
         return float(max(step_ends.max(), step_ends[[0, -1]].max() + tied_s))
@@ -218,7 +207,6 @@ class PlacementProblem:
 
     @cached_property
     def _step_end_of_devices(self) -> IntArray:
-        """Step end of each set of devices, by its kind."""
         _, kind = np.unique(self._priced_devices[0].step_ends, axis=0, return_inverse=True)
         return kind.reshape(-1).astype(np.int64)
 
@@ -307,17 +295,7 @@ def build_problem(
 def build_within(
     cost_model: CostModel, candidate: Candidate, scope: Scope, effort: SearchEffort = EFFORT
 ) -> PlacementProblem | None:
-    """Build the problem of the placements of a candidate within a scope.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its tensor-parallel groups fit into nodes.
-        scope: Which placements to cover.
-        effort: Limits of the search.
-
-    Returns:
-        The problem; None if there are too many placements.
-    """
+    """Build the problem of a candidate's placements within a scope; None if there are too many."""
     cluster = cost_model.experiment.cluster
     classes = node_classes(cluster, candidate.options.tp, pairs_matter=scope.pairs)
     moves: list[ClassMoves] = []

@@ -94,12 +94,7 @@ NO_GROUPS = "no device group can be a stage"
 def plan_stage_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Result:
     """Choose stages, their devices, tp, dp and shares, and estimate the result.
 
-    Args:
-        device_groups: Device groups of the experiment, shared by all its candidates.
-        candidate: Micro-batch size, number of micro-batches, and options of all stages.
-
-    Returns:
-        The best estimate. If nothing fits, one that would be good without memory limits.
+    If nothing fits, the estimate is of a plan that would be good without memory limits.
     """
     solution = solve_groups(device_groups, candidate)
     if not solution.estimates:

@@ -94,13 +94,7 @@ class DeviceGraph:
 def device_graph(
     cluster: Cluster, effort: SearchEffort = EFFORT, *, idle: bool = True
 ) -> DeviceGraph:
-    """Enumerate the groups of devices that stages can take, fewer in large clusters.
-
-    Args:
-        cluster: Its nodes.
-        effort: Limits of the search.
-        idle: Whether devices may stay idle.
-    """
+    """Enumerate the groups of devices that stages can take, fewer in large clusters."""
     rows = device_kinds(cluster, by_links=True)
     slots = tuple(cluster.nodes[cluster.node_of_device[row[0]]].num_slots for row in rows)
     if prod(comb(len(row) + 2, 2) for row in rows) <= effort.max_groups_in_any_order:
@@ -288,12 +282,7 @@ class DeviceGroups:
         return self._graphs[graph]
 
     def of_edge(self, graph: DeviceGraph, edge: int) -> list[DeviceGroup]:
-        """Return an edge's group with every tp that it allows, without duplicates.
-
-        Args:
-            graph: Groups of devices.
-            edge: The group.
-        """
+        """Return an edge's group with every tp that it allows, without duplicates."""
         signature = graph.signature(edge)
         groups = []
         for tp in self.tps:
@@ -305,11 +294,7 @@ class DeviceGroups:
         return groups
 
     def of_devices(self, devices: IntArray) -> DeviceGroup:
-        """Return the group of any stage.
-
-        Args:
-            devices: Shape ``(dp, tp)``.
-        """
+        """Return the group of any stage, whose devices have shape ``(dp, tp)``."""
         topology = self.cost_model.topology
         slots, members = topology.cluster.slot_of_device, set(devices.ravel().tolist())
         paths = topology.rings(devices.tolist()).of_groups
@@ -355,12 +340,10 @@ class DeviceGroups:
 
     @cached_property
     def _whole(self) -> DeviceGraph:
-        """Graph of groups of all devices."""
         return device_graph(self.cost_model.experiment.cluster, self.effort, idle=self._idle)
 
     @property
     def _idle(self) -> bool:
-        """Whether plans may leave devices idle."""
         return self.cost_model.experiment.limits.idle_devices is not False
 
     @cached_property

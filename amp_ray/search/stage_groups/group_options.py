@@ -25,10 +25,7 @@ Shares = tuple[int, ...]
 def all_shares(num_samples: int, ranks: Sequence[int], most: int) -> list[Shares]:
     """Return every way to split samples between pieces of equal ranks; within a piece evenly.
 
-    Args:
-        num_samples: Number of samples; at least one per rank.
-        ranks: Data-parallel ranks of each piece.
-        most: Largest number of ways.
+    ``ranks`` are the data-parallel ranks of each piece, ``most`` is the largest number of ways.
 
     Returns:
         Samples of every rank, piece after piece; empty if there are too many ways.
@@ -47,13 +44,7 @@ def all_shares(num_samples: int, ranks: Sequence[int], most: int) -> list[Shares
 def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[float]) -> Shares:
     """Assign samples one by one to the piece whose fullest rank would then finish first.
 
-    Args:
-        num_samples: Samples to split; at least one per rank.
-        ranks: Data-parallel ranks of each piece.
-        speeds: Samples per second of a rank of each piece.
-
-    Returns:
-        Samples of each piece.
+    ``speeds`` are the samples per second of a rank of each piece; each has at least one.
 
     Example:
         >>> split_by_speed(10, [2, 1], [2.0, 1.0])
@@ -84,11 +75,7 @@ def split_into_sizes(
 ) -> Shares:
     """Give every rank one of some sizes, so that the last rank finishes as early as possible.
 
-    Args:
-        num_samples: Samples to split.
-        sizes: Sizes that a rank may have.
-        seconds: Time of every rank with every size, shape ``(num_ranks, num_sizes)``; infinite
-            where it may not have the size.
+    ``seconds``, shape ``(num_ranks, num_sizes)``, is infinite where a rank may not have a size.
 
     Returns:
         Samples of each rank; empty if the sizes cannot add up to the samples.
@@ -132,7 +119,6 @@ def within_pieces(split: Shares, ranks: Sequence[int]) -> Shares:
 
 
 def _full(samples: int, ranks: int) -> int:
-    """Return the samples of a piece's fullest rank."""
     return -(-samples // ranks)
 
 
@@ -215,11 +201,7 @@ class GroupCosts:
         )
 
     def options(self, groups: Sequence[DeviceGroup]) -> list[GroupOption]:
-        """Return every way to use devices as a stage.
-
-        Args:
-            groups: The same devices with every tp.
-        """
+        """Return every way to use devices as a stage, given their groups with every tp."""
         most = self.candidate.micro_batch_size
         max_dp = self.device_groups.cost_model.experiment.limits.max_dp
         most = most if max_dp is None else min(most, max_dp)
@@ -231,12 +213,7 @@ class GroupCosts:
         ]
 
     def option(self, group: DeviceGroup, shares: Shares) -> GroupOption:
-        """Return a group with shares.
-
-        Args:
-            group: Devices of the stage.
-            shares: Samples per dp index.
-        """
+        """Return a group with shares: samples per dp index."""
         device_types = self.device_groups.cost_model.experiment.cluster.device_types
         kinds = self._kinds(group, shares)
         needs = {

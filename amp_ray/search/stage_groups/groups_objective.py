@@ -39,10 +39,6 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
     the cut before it. A step end is the gradient sync over the stage's rings plus the optimizer
     step. At both ends of the pipeline it also includes the sync of tied weights, as if the other
     end were equal and on the nearest other node. Parameters count as in `DeviceGroups.parameters`.
-
-    Args:
-        device_groups: Device groups of the experiment.
-        strategy: Its stages have equal options, except for tp and dp.
     """
     cost_model, stages = device_groups.cost_model, PlacedStages.of_strategy(strategy)
     nodes = set(cost_model.topology.node_of_device[list(strategy.placement)].tolist())
@@ -85,9 +81,7 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
 def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> FloatArray:
     """Return the time of both messages between two stages, at every boundary.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        pair: The stage before the cut and the one after it.
+    ``pair`` is the stage before the cut and the one after it.
     """
     both: FloatArray = cost_model.messages.between(*placed(pair)).everywhere()[0]
     return both
@@ -99,14 +93,7 @@ def blocked_s(
     inner: Sequence[int],
     cuts_s: Sequence[float],
 ) -> list[float]:
-    """Return the time that cuts add to the bottleneck of every stage, if transfers block.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        groups: The stages.
-        inner: Boundaries of the cuts.
-        cuts_s: Times of the cuts.
-    """
+    """Return the time that cuts add to the bottleneck of every stage, if transfers block."""
     bounds = CutBounds(model=cost_model.messages)
     before = [0.0]
     for group, cut in zip(groups[1:], inner, strict=True):
@@ -142,9 +129,7 @@ class CutPrices:
     def rows(self, before: IntArray, after: IntArray) -> tuple[FloatArray, IntArray]:
         """Return the times of the cuts between pairs of neighbouring choices.
 
-        Args:
-            before: Shape ``(N,)``. Choices before the cuts.
-            after: Shape ``(N,)``. Choices after them, on the neighbouring devices.
+        Choices have shape ``(N,)``; those after the cuts are on the neighbouring devices.
 
         Returns:
             Seconds of the different cuts at every boundary, first layer first, shape
@@ -173,9 +158,7 @@ class CutPrices:
     def least_rows(self, chosen: IntArray, *, behind: bool) -> tuple[FloatArray, IntArray]:
         """Return lower bounds on the times of cuts, given the stages on one side.
 
-        Args:
-            chosen: Shape ``(N,)``. Choices.
-            behind: Whether the cuts come after the choices in the pipeline; else before.
+        ``behind`` tells whether the cuts come after the choices in the pipeline.
 
         Returns:
             As for `rows`.
@@ -222,10 +205,7 @@ class CutBounds:
     def bound(self, group: DeviceGroup, shares: Shares, *, other_nodes: bool) -> CutBound:
         """Return the key of the price of a stage's cut.
 
-        Args:
-            group: Devices of the stage.
-            shares: Samples per dp index.
-            other_nodes: Whether the other stage is certainly on other nodes.
+        ``other_nodes`` tells whether the other stage is certainly on other nodes.
         """
         topology = self.model.topology
         grid = topology.node_of_device[group.devices]
@@ -242,9 +222,7 @@ class CutBounds:
     def seconds(self, bound: CutBound, *, behind: bool) -> FloatArray:
         """Return the least time of both messages at every boundary, shape ``(num_layers + 1,)``.
 
-        Args:
-            bound: Key from `bound`.
-            behind: Whether the cut comes after the stage in the pipeline; else before.
+        The cut comes ``behind`` the stage in the pipeline, else before it.
         """
         tp, s_per_sample = bound
         model, traits = self.model, self.model.traits

@@ -79,13 +79,8 @@ class MemoryLimits:
     def row(self, options: StageOptions, needs: tuple[tuple[int, float], ...]) -> int:
         """Return the index of a stage's limits, and add them if they are new.
 
-        Args:
-            options: Options of the stage. If its data-parallel ranks shard nothing, any dp above 1
-                gives the same row.
-            needs: Samples of its distinct ranks, and bytes of their devices.
-
-        Returns:
-            Index into `tables`.
+        If its data-parallel ranks shard nothing, any dp above 1 gives the same row. ``needs`` are
+        the samples of its distinct ranks, and the bytes of their devices.
         """
         if options.num_shards == 1:
             options = replace(options, dp=min(options.dp, 2))
@@ -267,17 +262,14 @@ class GroupsProblem:
     def chosen(self, options: tuple[int, ...]) -> tuple[int, ...]:
         """Return the choices of a solution, from the first stage.
 
-        Args:
-            options: Options of the problem, from the last stage.
+        ``options`` are those of the problem, from the last stage.
         """
         return tuple(self.steps.choice[list(options)][::-1].tolist())
 
     def strategy(self, bounds: tuple[int, ...], options: tuple[int, ...]) -> Strategy:
         """Convert a solution into a strategy; a uniform strategy has no shares.
 
-        Args:
-            bounds: Bounds of the solution, from the last layer.
-            options: Options of the solution, from the last stage.
+        ``bounds`` begin at the last layer, ``options`` at the last stage.
         """
         chosen = self.chosen(options)
         ends = [bounds[-1] - bound for bound in bounds[::-1]]
@@ -376,7 +368,6 @@ class GroupsProblem:
 
     @property
     def _blocks(self) -> bool:
-        """Whether a transfer blocks both of its stages."""
         return self.costs.device_groups.cost_model.experiment.traits.blocking_transfers
 
     def _memory(self, option: IntArray) -> tuple[IntArray, IntArray]:
@@ -427,14 +418,8 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
 
     The first problem ignores neighbours, so it gives a lower bound for plans with each group. The
     groups with the smallest bounds are solved with exact cuts, which gives a good plan; then all
-    groups whose bound is below the cost of that plan.
-
-    Args:
-        problem: Not joined: cuts cost their lower bounds.
-        upper_bound_s: Plans that cost more are pruned.
-
-    Returns:
-        The plan; if all are pruned, a lower bound, which may be as low as the upper bound.
+    groups whose bound is below the cost of that plan. Plans that cost more than ``upper_bound_s``
+    are pruned. If all are pruned, the lower bound may be as low as the upper bound.
     """
     if not problem.has_plans:
         return BestGroups(lower_bound_s=math.inf)
@@ -460,8 +445,6 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The best plan so far, and a lower bound of all plans."""
-
     problem: GroupsProblem
     relaxed: StepEndSolution
     upper_bound_s: float  # plans that cost more are pruned
@@ -534,22 +517,14 @@ def plans_of(
 ) -> Iterator[tuple[float, Strategy]]:
     """Yield plans of a solver's chains with their objectives, smallest first.
 
-    Args:
-        joined: The problem.
-        met: Chains of the solver.
-        kept: Option of the problem for each option of the solver.
+    ``kept`` are the options of the problem for those of the solver.
     """
     for value_s, bounds, options in islice(sorted(set(met)), joined.effort.max_met_plans):
         yield value_s, joined.strategy(bounds, tuple(kept[list(options)].tolist()))
 
 
 def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
-    """Return a lower bound of the cost of plans with each choice; infinite above the limit.
-
-    Args:
-        problem: Not joined.
-        limit_s: Plans that cost more are pruned.
-    """
+    """Return a lower bound of the cost of plans with each choice; infinite above the limit."""
     values = np.full(len(problem.choices.edge), np.inf)
     np.minimum.at(values, problem.steps.choice, option_values(problem.problem, limit_s))
     return values
@@ -560,11 +535,7 @@ def cheapest_choices(
 ) -> tuple[IntArray, float]:
     """Return the choices with the smallest values, and a lower bound on plans with any other.
 
-    Args:
-        problem: Not joined.
-        values: Result of `plan_values`.
-        limit_s: Plans that cost more are pruned.
-        most: Limit on the pairs of choices that can follow each other.
+    ``most`` limits the pairs of choices that can follow each other.
     """
     order = np.argsort(values, kind="stable")
     order = order[values[order] <= limit_s]

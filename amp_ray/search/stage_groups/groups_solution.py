@@ -24,14 +24,14 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages, prefix_sums
-from amp_ray.partition import StageTables, chain_problem
+from amp_ray.partition import PartitionSolution, StageTables, chain_problem, solve
 from amp_ray.partition.step_end import (
     StepEndProblem,
     StepEndSolution,
     StepEndTerm,
     solve_with_step_end,
 )
-from amp_ray.search.cuts import without_limits
+from amp_ray.search.cuts import NO_LIMIT
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.stage_groups.device_groups import DeviceGraph, DeviceGroups
@@ -154,13 +154,15 @@ def _solved(
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose
-    solution = None
+    estimates: tuple[Estimate, ...] = ()
     if upper_bound_s is None and roomy.has_plans:
-        solution = without_limits(roomy.problem.problem, roomy.effort)
-    plans = () if solution is None else (roomy.strategy(solution.bounds, solution.options),)
-    return GroupsSolution(
-        estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
-    )
+        limited = roomy.problem.problem
+        options = replace(limited.options, memory_row=NO_LIMIT)
+        tables = replace(limited.tables, latest_start=NO_LIMIT)
+        solution = solve(replace(limited, options=options, tables=tables), max_evaluations=1)
+        if isinstance(solution, PartitionSolution):
+            estimates = (cost_model.estimate(roomy.strategy(solution.bounds, solution.options)),)
+    return GroupsSolution(estimates=estimates, lower_bound_s=bound_s + other_s)
 
 
 def _best_among_few(
@@ -168,13 +170,8 @@ def _best_among_few(
 ) -> tuple[GroupsProblem, BestGroups]:
     """Find the best plan; if states count stages, first solve with few choices to prune others.
 
-    Args:
-        loose: The problem with the memory limits of the shortest pipeline.
-        whole: The problem with exact memory limits.
-        upper_bound_s: Plans that cost more are pruned.
-
-    Returns:
-        The problem with the remaining choices, and its best plan.
+    ``loose`` has the memory limits of the shortest pipeline, ``whole`` the exact ones. Return also
+    the problem with the remaining choices.
     """
     if not whole.counted or len(whole.choices.edge) < whole.effort.max_counted_choices:
         return whole, best_groups(whole, upper_bound_s=upper_bound_s)
@@ -202,11 +199,7 @@ class Simulations:
     estimates: dict[Strategy, Estimate]  # of every plan, in the order of simulation
 
     def run(self, best: BestGroups) -> None:
-        """Simulate plans until none can be faster.
-
-        Args:
-            best: The best plan by the closed form; it fits.
-        """
+        """Simulate plans from the best one by the closed form until none can be faster."""
         assert best.strategy is not None
         self._add(best.strategy)
         excess_s = self._excess_s(best.strategy, best.value_s)
@@ -277,7 +270,6 @@ class Simulations:
 
     @property
     def _other_s(self) -> float:
-        """Host time per iteration, the same for all plans."""
         return self.problem.costs.device_groups.cost_model.experiment.constants.host_s_per_iteration
 
     def _add(self, plan: Strategy) -> None:
@@ -299,7 +291,6 @@ class Simulations:
     def _charge(
         self, prices: "Prices", plan: Strategy, chosen: Sequence[int], excess_s: float
     ) -> None:
-        """Charge the excess of a simulation to the choices of the plan."""
         blocked, ends = lacking(self.problem.costs, prices.groups(chosen), plan)
         index = list(chosen)
         blocked -= prices.blocked_s[index]
@@ -344,13 +335,7 @@ class Prices:
 def lacking(
     costs: GroupCosts, groups: Sequence[GroupOption], plan: Strategy
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the time that the closed form misses: per stage and micro-batch, and at the step end.
-
-    Args:
-        costs: Costs of the candidate.
-        groups: Group options of the stages.
-        plan: The strategy of these stages.
-    """
+    """Return the time that the closed form misses, by stage and micro-batch, and at step ends."""
     model = costs.device_groups.cost_model
     blocked = np.zeros(len(groups))
     if model.experiment.traits.blocking_transfers:
@@ -363,11 +348,7 @@ def lacking(
 
 
 def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strategy:
-    """Return a plan with the best cuts for its stages.
-
-    Returns:
-        The plan with other cuts; the same plan if none fit.
-    """
+    """Return a plan with the best cuts for its stages; the same plan if none fit."""
     solution = solve_with_step_end(_problem(costs, limits, strategy))
     if not isinstance(solution, StepEndSolution):
         return strategy
@@ -421,7 +402,6 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
 
 
 def _step_end(costs: GroupCosts, stages: Sequence[GroupOption]) -> StepEndTerm:
-    """Return the step end of each stage."""
     step_ends = np.array([stage.step_end for stage in stages])
     ends = (0, len(stages) - 1) if len(stages) > 1 else ()
     tied_s = np.array([costs.tied_s(stage.device_group) for stage in stages])

@@ -99,12 +99,6 @@ def moved_plans(
 ) -> list[Estimate]:
     """Return faster plans that moves of the fastest ones reach.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        tps: Tensor-parallel degrees that a stage may have.
-        plans: Plans that fit.
-        effort: Limits of the search.
-
     Returns:
         The fastest plan, and the fastest that is not likely to run out of memory; without plans
         that are not faster than the given ones.
@@ -253,11 +247,7 @@ class SimulatedSearch:
     ) -> Estimate | None:
         """Return the estimate of a layout with good cuts; None if it is not near the best.
 
-        Args:
-            key: The layout's key.
-            layout: The stages.
-            num_steps: Number of micro-batches.
-            moved: The plan that was moved; its cuts are tried too, as far as they remain.
+        The cuts of ``moved``, the plan that was moved, are tried too, as far as they remain.
         """
         assert self.best is not None
         model, limit_s = self.moves.cost_model, self.best.iteration_time_s
@@ -453,7 +443,6 @@ class Moves:
         return best
 
     def _num_steps(self, layout: Layout) -> int:
-        """Return the number of micro-batches."""
         return self.experiment.global_batch_size // sum(layout[0].shares)
 
     @cached_property
@@ -479,7 +468,6 @@ class Moves:
             yield (*layout[:at], begun, *layout[at + 1 :])
 
     def _resting(self, layout: Layout) -> list[int]:
-        """Return the devices that no stage uses."""
         used = {device for use in layout for device in use.devices}
         return [device for device in self._devices if device not in used]
 
@@ -501,7 +489,6 @@ class Moves:
                                 yield _with(layout, {source: smaller, target: larger})
 
     def _other_degrees(self, layout: Layout) -> Iterator[Changed]:
-        """Change the tp of a stage."""
         for index, use in enumerate(layout):
             for tp in self.tps:
                 if tp != use.options.tp:
@@ -531,7 +518,6 @@ class Moves:
                             yield (*layout[:index], *halves, *layout[index + 1 :])
 
     def _reordered(self, layout: Layout) -> Iterator[Changed]:
-        """Swap two stages, or move one."""
         for one, other in combinations(range(len(layout)), 2):
             yield _with(layout, {one: layout[other], other: layout[one]})
         for one, place in permutations(range(len(layout)), 2):
@@ -575,7 +561,6 @@ class Moves:
                 yield _with(layout, changed)
 
     def _with_other_options(self, layout: Layout) -> Iterator[Changed]:
-        """Change options of stages that the file leaves open."""
         for changed in with_other_options(self.experiment, [use.options for use in layout]):
             yield _with_options(layout, changed)
 
@@ -620,7 +605,6 @@ class Moves:
         return [layout_of(plan.strategy) for plan in fitting]
 
     def _exchanged(self, layout: Layout) -> Iterator[Changed]:
-        """Exchange devices of two nodes between two stages."""
         for one, other in combinations(range(len(layout)), 2):
             use, second = layout[one], layout[other]
             for mine, theirs in product(self._parts(use.devices), self._parts(second.devices)):
@@ -633,7 +617,6 @@ class Moves:
                     yield _with(layout, {one: turned[0], other: turned[1]})
 
     def _resized(self, layout: Layout) -> Iterator[Changed]:
-        """Change the size of a micro-batch."""
         for size in self._sizes:
             by_speed = tuple(self._spread(use, use.devices, size=size) for use in layout)
             yield by_speed
@@ -723,11 +706,7 @@ class Moves:
     def _spread(self, use: Use, devices: Sequence[int], tp: int = 0, size: int = 0) -> Use | None:
         """Return a stage on these devices, with samples by speed; None if limits forbid it.
 
-        Args:
-            use: The stage as it is.
-            devices: Devices, in the order in which nodes come.
-            tp: Tensor-parallel degree; by default the stage's.
-            size: Samples of one micro-batch; by default the stage's.
+        ``devices`` are in the order in which nodes come; tp and samples are by default the stage's.
         """
         tp, size = tp or use.options.tp, size or sum(use.shares)
         replicas = self._replicas(tuple(devices), tp)
@@ -750,7 +729,6 @@ class Moves:
         return Use(replicas, shares, options) if shares else None
 
     def _types_of(self, replicas: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """Return the device types of each replica."""
         return tuple(tuple(sorted({self._types[at] for at in row})) for row in replicas)
 
     @memoised
@@ -881,13 +859,11 @@ def strategy_of(layout: Layout, num_steps: int, bounds: Sequence[int]) -> Strate
 
 
 def _with_options(layout: Layout, options: Sequence[StageOptions]) -> Layout:
-    """Return the layout with these options of its stages."""
     pairs = zip(layout, options, strict=True)
     return tuple(use._replace(options=of_stage) for use, of_stage in pairs)
 
 
 def _with(layout: Layout, changed: Mapping[int, Use | None]) -> Changed:
-    """Return the layout with some stages changed or ended."""
     uses = (changed.get(index, use) for index, use in enumerate(layout))
     return tuple(use for use in uses if use is not END)
 

@@ -36,10 +36,9 @@ def build_chunks(
 ) -> list[BuiltChunk]:
     """Build the layers of every chunk of a stage.
 
-    Args:
-        specs: Layers of the whole model.
-        chunks: First and end layer of each chunk.
-        stage: Says which recomputation to use, and how many of the stage's first blocks recompute.
+    ``specs`` are the layers of the whole model, ``chunks`` the first and the end layer of each
+    chunk; ``stage`` says which recomputation to use, and how many of the stage's first blocks
+    recompute.
     """
     kind, layers = stage.recompute.kind, stage.recompute.layers
     num_recomputed = 0 if kind == "none" else len(specs) if layers is None else layers
@@ -70,9 +69,7 @@ def build_chunks(
 class Chunks:
     """Runs units and stores the tensors for their backward passes.
 
-    Args:
-        runs: Layers of every chunk.
-        window: Current tokens, read by all layers with attention or positions.
+    ``window`` has the current tokens, read by all layers with attention or positions.
     """
 
     def __init__(self, runs: Sequence[Sequence[Layer]], window: TokenWindow) -> None:

@@ -225,12 +225,7 @@ def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: AN
 
 
 class Update:
-    """Gradient synchronisation and optimizer of a rank.
-
-    Args:
-        place: Coordinates of this rank.
-        model: Weights of this rank, which are updated.
-    """
+    """Gradient synchronisation and optimizer of a rank."""
 
     def __init__(self, job: Job, place: Coordinates, model: StageModel) -> None:
         self.job, self.place, self.model = job, place, model
@@ -317,13 +312,7 @@ def _sum_over(parallel: TensorParallel, totals: Sequence[Tensor]) -> None:
 
 
 class TorchEngine:
-    """Executes the instruction list of its stage.
-
-    Args:
-        place: Coordinates of this rank.
-        model: Layers of this rank.
-        update: Gradient synchronisation and optimizer of this rank.
-    """
+    """Executes the instruction list of its stage."""
 
     def __init__(
         self, job: Job, place: Coordinates, model: StageModel, update: Update, spans: Spans
@@ -417,7 +406,6 @@ class TorchEngine:
         return self.model.loss(output, targets) * weight
 
     def _weight(self, unit: Unit, passage: Passage) -> float:
-        """Return a unit's share of the step's tokens."""
         first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
         tokens = passage.tokens
         part = tokens[unit.token_slice] / sum(tokens) if tokens else 1.0

@@ -101,9 +101,8 @@ class Messages:
 
 
 def _part(tensor: Tensor, piece: Piece) -> Tensor:
-    """Return the part of a tensor that belongs to a message."""
     part = tensor[piece.first : piece.end]
-    if piece.is_whole_width:
+    if piece.num_feature_parts == 1:
         return part
     first, end = shard_range(tensor.shape[-1], piece.feature_part, piece.num_feature_parts)
     return part[..., first:end]

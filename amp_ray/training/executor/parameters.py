@@ -49,10 +49,8 @@ class Replicas:
 def replicas_of(processes: Sequence[int], num_shards: int, limit: dt.timedelta) -> Replicas:
     """Create the groups of this process; collective over ``processes``.
 
-    Args:
-        processes: Processes that hold the same layers, by replica index.
-        num_shards: Number of consecutive processes that form a shard group.
-        limit: Time limit of each collective.
+    ``processes`` hold the same layers, by replica index; ``num_shards`` consecutive ones form a
+    shard group.
     """
     rows = tuple(
         tuple(sorted(processes[first : first + num_shards]))
@@ -193,10 +191,7 @@ def _add_up(parameter: Any) -> None:  # noqa: ANN401 - a torch parameter
 class TiedTable:
     """A table that the first and the last stage both hold; its gradients are summed over both.
 
-    Args:
-        gradient: Gradient of this rank's rows, summed over its stage's replicas.
-        receives: Rows to receive from the other stage.
-        sends: Rows to send there.
+    ``gradient`` is that of this rank's rows, summed over its stage's replicas.
     """
 
     def __init__(
@@ -326,11 +321,7 @@ class ShardedChunk(nn.Module):
 
 
 class ShardedParameters(Part):
-    """This rank's shards of parameters, with their gradients.
-
-    Args:
-        parameters: DTensors made by ``fully_shard``.
-    """
+    """This rank's shards of parameters, with their gradients."""
 
     def __init__(self, parameters: list[Any], replicas: Replicas, is_divided: bool) -> None:  # noqa: FBT001
         """Give the local shards to the optimizer; a small tensor's shard may be empty."""
@@ -359,7 +350,6 @@ def _check_torch() -> None:
 
 
 def _local(value: Any) -> Tensor:  # noqa: ANN401 - a DTensor
-    """Return this rank's shard of a tensor."""
     local: Tensor = value.detach().to_local()
     return local
 

@@ -277,7 +277,6 @@ def footprint(subject: Subject, *, cuda: bool) -> dict[str, int]:
 
 
 def _place(value: Tensor) -> int:
-    """Return the address of a tensor's memory."""
     return int(value.untyped_storage().data_ptr())
 
 

@@ -157,7 +157,6 @@ class _Run:
         self.ranks = Ranks(device, job.group_sizes)
 
     def clock(self) -> HostClock:
-        """Return a clock of the device."""
         return DeviceClock() if self.cuda else HostClock()
 
     def tell(self, event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
@@ -186,7 +185,6 @@ def run(job: ProfileJob, channel: EventChannel) -> None:
 
 
 def _links(state: _Run) -> bool:
-    """Measure messages; return whether all were measured within the time."""
     for link in state.job.links:
         if state.is_over():
             return False
@@ -209,7 +207,6 @@ def _step(state: _Run) -> bool:
 
 
 def _layers(state: _Run) -> bool:
-    """Measure layers; return whether all were measured within the time."""
     too_large: list[LayerPoint] = []
     for point in state.job.points:
         if any(map(point.is_as_large_as, too_large)):
@@ -301,7 +298,6 @@ def time_link(point: LinkPoint, ranks: Ranks, clock: HostClock) -> float | None:
 def _times(
     point: LinkPoint, ranks: Ranks, clock: HostClock, value: Tensor, repeats: int
 ) -> list[float]:
-    """Return the seconds of each repeat on this rank."""
     ranks.barrier()
     marks = []
     for _ in range(repeats):

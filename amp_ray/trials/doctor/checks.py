@@ -38,7 +38,6 @@ def check_hosts(reports: Sequence[HostReport], needs: Needs) -> tuple[Finding, .
 
 
 def _judge(report: HostReport, needs: Needs) -> tuple[list[Finding], Versions]:
-    """Return the findings of one host, and its package versions for the comparison of hosts."""
     if report.failure is not None:
         return [report.failure], {}
     try:

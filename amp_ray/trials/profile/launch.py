@@ -59,14 +59,9 @@ def profile_launch(
 ) -> Launch:
     """Return a profile run, ready to start.
 
-    Args:
-        trial: Result of ``profile_job``.
-        places: Host and slot of every rank.
-        work: Messages and layers to measure.
-        seconds: Time after which no new measurement begins.
-        program: The hosts' interpreter, and the program's files to send: hosts need nothing but
-            torch and DeepSpeed.
-        step: Whether to measure also the overhead of a step outside its layers.
+    ``trial`` is the result of ``profile_job``. No new measurement begins after ``seconds``. The
+    hosts get an interpreter and the files of the ``program``, and need nothing but torch and
+    DeepSpeed. With ``step``, the overhead of a step outside its layers is measured, too.
     """
     python, files = program
     links, layers = work

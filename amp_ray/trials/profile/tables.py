@@ -126,7 +126,6 @@ def _number(value: float) -> str:
 
 
 def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a CSV table; cells must not contain commas."""
     lines = [",".join(header), *(",".join(map(str, row)) for row in rows)]
     return "\n".join(lines) + "\n"
 

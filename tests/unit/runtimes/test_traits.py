@@ -1,10 +1,11 @@
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from amp_ray.runtimes.traits import OPTIMIZERS, RUNTIMES, RuntimeTraits, find_optimizer
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
-from amp_ray.units import PRECISIONS, Precision
+from amp_ray.units import Precision
 from support.experiments import small_experiment
 
 PLAIN = RuntimeTraits(name="plain", description="A runtime for tests.")
@@ -121,7 +122,7 @@ def test_states_with_adam(runtime: str, precision: Precision) -> None:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", get_args(Precision))
 def test_every_runtime_knows_every_precision(runtime: str, precision: Precision) -> None:
     per = RUNTIMES[runtime].bytes_per_parameter(precision)
     assert per.gradient >= 2

@@ -24,11 +24,7 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
 
     A stage counts only what can never shrink as it grows: its operators' own time, its state, and
     the recompute of its whole layers. Parts of layers are taken to save as much as possible.
-
-    Args:
-        cap_s: Bound on every stage's time.
-        programme: The problem.
-        front: Overwritten with the array that `layout.front_within` returns.
+    ``front`` is overwritten with the array that `layout.front_within` returns.
     """
     num_devices = programme.num_devices
     front[:] = -1
@@ -47,11 +43,8 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
 def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> None:
     """Compute how far stages reach from the back of the chain, as `fill_front` from its front.
 
-    Args:
-        cap_s: Bound on every stage's time.
-        programme: The problem.
-        back: Shape ``(S + 1, G + 1)``. Overwritten, by number of stages and number of devices: the
-            first operator from which they can hold the rest of the chain.
+    ``back``, shape ``(S + 1, G + 1)``, is overwritten: by number of stages and number of devices,
+    the first operator from which they can hold the rest of the chain.
     """
     num_devices = programme.num_devices
     size = programme.time_prefix_s.shape[1] - 1
@@ -151,12 +144,8 @@ def fill_rows(
 ) -> None:
     """Give each start of a table the ends of its blocks, as far as the cap allows.
 
-    Args:
-        cap_s: Stages whose operators alone take longer are left out, whatever they recompute.
-        cuts: Shape ``(C,)``.
-        programme: The problem.
-        blocks: Blocks of stages; their rows are overwritten.
-        row_high: Shape ``(T, C)``. Zeros; overwritten.
+    Stages whose operators alone take longer than ``cap_s`` are left out, whatever they recompute.
+    The rows of ``blocks`` and ``row_high``, shape ``(T, C)``, are overwritten.
     """
     row_low, row_begin = blocks.row_low, blocks.row_begin
     row_low[:] = cuts.size
@@ -407,7 +396,6 @@ def _recompute_s(
 
 @njit(**PER_STAGE)
 def _largest(values: FloatArray) -> float:
-    """Return the largest of non-negative values; 0 if there are none."""
     largest = 0.0
     for value in values:
         largest = max(largest, value)
@@ -457,7 +445,6 @@ def _plain_s(
     step_s: FloatArray,
     step: tuple[float, float, float],
 ) -> float:
-    """Return the time of a stage as `plain_s`, from the rows of its option."""
     if _stage_end_s(start, end, step_s, step) > step[2]:
         return np.inf
     edges_s = 0.0
@@ -473,7 +460,6 @@ def _plain_s(
 def _stage_end_s(
     start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
 ) -> float:
-    """Return the step end of a stage as `stage_end_s`, from the rows of its option."""
     seconds = step[0] + (step_s[end] - step_s[start])
     if (start == 0) != (end == step_s.size - 1):
         seconds += step[1]
@@ -619,15 +605,7 @@ def walk_stages(
 ) -> float:
     """Write the stages of the chain to ``path``, first stage first; return the slowest time.
 
-    Args:
-        num_stages: Number of stages of the chain.
-        blocks: In ascending order of the stages behind them.
-        stage_s: Shape ``(E,)``.
-        choice: Shape ``(S + 1, G + 1, C, 2)``.
-        path: At least ``num_stages`` entries. Overwritten: the index of each stage.
-
-    Returns:
-        Time of the slowest stage.
+    ``path`` gets the index of each stage; ``choice`` is from `cheapest_operators`.
     """
     taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
     for stage in range(num_stages):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.cost.stages import prefix_sums
 from amp_ray.planners.operators.partition.kernels import fill_back, fill_front, fill_rows
 from amp_ray.planners.operators.partition.problem import OperatorProblem
 from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme
@@ -101,11 +102,7 @@ def _relaxation(problem: OperatorProblem, kinds: LayerKinds) -> dict[str, Any]:
 
 
 def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Divide the possible peaks of runs into groups of similar ones.
-
-    Returns:
-        The smallest and the largest peak of each group, ascending.
-    """
+    """Return the smallest and the largest peak, ascending, of groups of similar peaks of runs."""
     sums = [np.zeros(1)]
     for start, end in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
         prefix = np.concatenate(([0.0], np.cumsum(held[start : end - 1])))
@@ -123,14 +120,14 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
     """Lay out everything that does not depend on a cap."""
     step_end_s = np.zeros_like(problem.time_s) if problem.step_end_s is None else problem.step_end_s
     return OperatorProgramme(
-        time_prefix_s=_prefix(problem.time_s),
-        join_prefix_s=_prefix(problem.join_s)[:, :-1].copy(),
+        time_prefix_s=prefix_sums(problem.time_s),
+        join_prefix_s=prefix_sums(problem.join_s)[:, :-1].copy(),
         start_s=problem.start_s,
         end_s=problem.end_s,
-        state_prefix=_prefix(problem.state_bytes),
-        held_prefix=_prefix(problem.kept_bytes),
+        state_prefix=prefix_sums(problem.state_bytes),
+        held_prefix=prefix_sums(problem.kept_bytes),
         again_bytes=_again_bytes(problem),
-        weight_prefix=_prefix(problem.weight_bytes),
+        weight_prefix=prefix_sums(problem.weight_bytes),
         input_bytes=problem.input_bytes,
         forward_reserved=problem.forward_reserved_bytes,
         backward_reserved=problem.backward_reserved_bytes,
@@ -147,7 +144,7 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         num_devices=problem.num_devices,
         most_in_flight=problem.most_in_flight,
         spared=0 if problem.reserves_last else 1,
-        step_end_prefix_s=_prefix(step_end_s),
+        step_end_prefix_s=prefix_sums(step_end_s),
         step_start_s=_per_option(problem.step_start_s, len(problem.time_s)),
         tied_s=_per_option(problem.tied_s, len(problem.time_s)),
         step_end_cap_s=math.inf,
@@ -155,7 +152,6 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
 
 
 def _per_option(values: FloatArray | None, num_options: int) -> FloatArray:
-    """Return values, or zeros for None, in one memory layout, so that kernels compile once."""
     return np.zeros(num_options) if values is None else np.ascontiguousarray(values)
 
 
@@ -164,14 +160,8 @@ def blocks_within(
 ) -> Blocks:
     """List the stages that a chain with no stage above a cap can contain.
 
-    Args:
-        cap_s: May be infinite.
-        cuts: Shape ``(C,)``. Where stages may begin and end.
-        problem: The problem.
-        programme: The problem, laid out.
-
-    Returns:
-        Blocks in ascending order of stages behind, then devices behind, then devices.
+    Stages may begin and end at ``cuts``. Blocks ascend by stages behind, then devices behind, then
+    devices.
     """
     front, num_devices = front_within(cap_s, problem, programme), programme.num_devices
     # By stages and devices behind: first operator from which they can hold the rest of the chain
@@ -260,9 +250,3 @@ def _again_bytes(problem: OperatorProblem) -> FloatArray:
     before = sums if problem.runs_again is None else np.where(problem.runs_again, 0.0, sums)
     again: FloatArray = sums - np.maximum.accumulate(before, axis=1)
     return again
-
-
-def _prefix(table: FloatArray) -> FloatArray:
-    sums = np.zeros((table.shape[0], table.shape[1] + 1))
-    np.cumsum(table, axis=1, out=sums[:, 1:])
-    return sums

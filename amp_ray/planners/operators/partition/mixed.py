@@ -54,15 +54,10 @@ def with_mixes(
 ) -> tuple[OperatorProblem, IntArray]:
     """Add mixes of options that are allowed at the same places, and bound all other mixes.
 
-    Args:
-        problem: Every option gives all operators the same degrees.
-        joins: Exchange times, for options on the same number of devices.
-        synchronised: Shape ``(V,)``. Options with the same number synchronise gradients together,
-            so the part of their step end that does not depend on the operators counts once.
-
-    Returns:
-        The problem with more options; and the option of each operator under each of them, shape
-        ``(V + mixes, L)``.
+    Every option of ``problem`` gives all operators the same degrees. Options with the same number
+    in ``synchronised``, shape ``(V,)``, synchronise gradients together, so the part of their step
+    end that does not depend on the operators counts once. Return also the option of each operator
+    under each option, shape ``(V + mixes, L)``.
     """
     size = problem.num_operators
     rows = list(alike_rows(problem))
@@ -145,9 +140,7 @@ def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatA
 
     States of a path are options, with and without recompute. An operator that recomputes with its
     successor in a layer saves its held bytes, of all micro-batches in flight or of all but one.
-
-    Returns:
-        Indices into the menu, shape ``(paths, L)``.
+    Return indices into the menu, shape ``(paths, L)``.
     """
     time_s, again_s = problem.time_s[menu], problem.recompute_s[menu]
     held, state = problem.kept_bytes[menu], problem.state_bytes[menu]
@@ -208,7 +201,6 @@ def _extended(
 
 
 def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray) -> dict[str, Any]:
-    """Return the step-end arrays, by option."""
     step_ends: dict[str, Any] = {}
     if problem.step_end_s is not None:
         step_ends["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]

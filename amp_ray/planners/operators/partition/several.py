@@ -75,8 +75,7 @@ class SolveEach:
     def best(self, size: int) -> BestStages | NoStages:
         """Return the best stages, or none if they are slower than `KEPT_WITHIN` allows.
 
-        Args:
-            size: Micro-batch size, in samples over all replicas.
+        ``size`` counts samples over all replicas.
         """
         if size not in self.posed:
             detail = f"no tp and dp at a micro-batch of {size} samples"

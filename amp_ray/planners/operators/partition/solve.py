@@ -64,10 +64,6 @@ def solve_operators(
     with a longer step end than theirs costs more, so the search goes on with shorter step ends
     only, until the most that a shorter one can save is less than the extra time of the stages.
 
-    Args:
-        problem: The problem.
-        upper_bound_s: Chains that cost more are not searched.
-
     Returns:
         The best stages with a lower bound; or the reason why there are none; or, if all chains cost
         more than ``upper_bound_s``, that the problem was pruned.
@@ -85,7 +81,6 @@ class _Search:
 
     @classmethod
     def of(cls, problem: OperatorProblem) -> "_Search":
-        """Prepare the search of a problem."""
         kinds = layer_kinds(problem)
         programme = laid_out(problem, kinds)
         prices = StagePrices(problem=problem, programme=programme, kinds=kinds)
@@ -142,8 +137,7 @@ class _Search:
     ) -> tuple[OperatorSolution | None, float]:
         """Find the best stages with any cuts, then those with shorter and shorter step ends.
 
-        Returns:
-            The best stages, with the step end in their value, and a lower bound.
+        The step end is in the value of the best stages, which come with a lower bound.
         """
         problem, bound_s, longest_s = self.problem, math.inf, math.inf
         least_s = lower_s = 0.0
@@ -170,10 +164,7 @@ class _Search:
     def _least_step_end_s(self, limit_s: float, known_s: float, most_s: float) -> float:
         """Return a lower bound on the step end of every chain that costs less than a limit.
 
-        Args:
-            limit_s: The limit.
-            known_s: A lower bound that is already known.
-            most_s: Upper bound on the step ends of interest.
+        It is at least ``known_s``; step ends above ``most_s`` are of no interest.
         """
         cap_s = most_stage_s(self.problem, limit_s)
         low_s, high_s = known_s, min(most_s, self._most_step_end_s)
@@ -190,7 +181,6 @@ class _Search:
 
     @property
     def _most_step_end_s(self) -> float:
-        """Upper bound on the step end of any chain."""
         programme = self.programme
         return float(
             (programme.step_end_prefix_s[:, -1] + programme.step_start_s + programme.tied_s).max()
@@ -251,7 +241,6 @@ class _Caps(CapSearch):
     path: list[int] = field(default_factory=list)  # indices of the best chain's stages
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Find the cheapest chain with no stage above a cap."""
         cheapest: tuple[float, float, int, float] = cheapest_operators(
             cap_s,
             self.cuts,
@@ -304,12 +293,9 @@ class Round:
     def run(self, limit_s: float, most_priced: int) -> tuple[OperatorSolution | None, float]:
         """Find the best chain with these cuts.
 
-        Args:
-            limit_s: Search only chains that cost less; not above the limit of `begin`.
-            most_priced: Approximate limit on the number of stages priced exactly.
-
-        Returns:
-            The best chain, and a lower bound on all chains that cost less than the limit.
+        Only chains below ``limit_s``, not above the limit of `begin`, are searched; ``most_priced``
+        limits the number of stages priced exactly, approximately. Return also a lower bound on all
+        chains that cost less than the limit.
         """
         best, priced = None, 0
         chunk = FIRST_PRICED

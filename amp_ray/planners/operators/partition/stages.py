@@ -157,7 +157,6 @@ class StagePrices:
         gap_s: float,
         free: bool,
     ) -> Recompute:
-        """Choose a pattern for each part."""
         distinct = sorted(set(shapes))
         number = {shape: index for index, shape in enumerate(distinct)}
         fronts = [self._front(option, shape, free=free) for shape in distinct]

@@ -193,7 +193,6 @@ class Warm:
         self._socket = ours
 
     def _new(self, name: str) -> BinaryIO:
-        """Make a file, in place of an earlier warm process's file."""
         path = self._folder / name
         path.unlink(missing_ok=True)
         return path.open("x+b")
