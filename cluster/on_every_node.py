@@ -17,13 +17,14 @@ from typing import Final
 
 import click
 
-from amp_ray.cli.exits import FAILURE, SUCCESS, run_command
+from amp_ray.cli.exits import SUCCESS, run_command
 from amp_ray.errors import HostError
 from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.ssh import SshHost
 
+_FAILURE: Final = 1
 DEFAULT_TIMEOUT_S: Final = 600.0
 KILL_AFTER_S: Final = 5
 """From the polite signal to the other one."""
@@ -124,7 +125,7 @@ def on_every_node(
     answers = [future.result() for future in running]
     for answer in answers:
         click.echo(f"{answer.host}: {verdict(answer, timeout_s)}", err=True)
-    return SUCCESS if all(answer.exit_code == 0 for answer in answers) else FAILURE
+    return SUCCESS if all(answer.exit_code == 0 for answer in answers) else _FAILURE
 
 
 if __name__ == "__main__":

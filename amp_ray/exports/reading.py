@@ -172,8 +172,8 @@ def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str,
     check_optimizer(flags, experiment)
     record = read_flags(flags, experiment.model)
     placement = _placement(text, experiment.cluster)
-    num_devices = experiment.cluster.num_devices if placement is None else len(placement)
-    _check_world(text, launcher, num_devices)
+    if placement is None:
+        placement = _first_places(text, launcher, experiment.cluster)
     record |= {} if placement is None else {"placement": placement}
     return {**record, "not_read": notes_of(flags, experiment, file)}
 
@@ -194,18 +194,20 @@ def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
 def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
     """Read torchtitan's settings from flags, TOML or an exported Python file."""
     settings: dict[str, Any] = {}
+    placement = None
     if _TITAN_PYTHON.search(text):
         settings = _python_settings(text)
     elif _TITAN_TOML.search(text):
         settings = parse_toml(text, file=file)
     else:
         flags, launcher = _flags_of(text, _TITAN_DIALECT)
-        _check_world(text, launcher, experiment.cluster.num_devices)
+        placement = _first_places(text, launcher, experiment.cluster)
         for flag, value in flags.items():
             section, _, key = flag.rpartition(".")
             settings.setdefault(section, {})[key] = _literal(value)
         settings = {**settings.pop("", {}), **settings}
     record = read_settings(settings, experiment)
+    record |= {} if placement is None else {"placement": placement}
     return {**record, "not_read": notes_of_settings(settings, file)}
 
 
@@ -350,8 +352,13 @@ def _pairs(words: Sequence[str], dialect: _Dialect) -> list[tuple[str, str]]:
     return pairs
 
 
-def _check_world(text: str, flags: Mapping[str, str], num_devices: int) -> None:
-    """Refuse a script that starts other numbers of processes than the experiment has devices."""
+def _first_places(text: str, flags: Mapping[str, str], cluster: Cluster) -> list[list[Any]] | None:
+    """Return the first devices, if a script starts fewer processes than there are devices.
+
+    Raises:
+        ValueError: If it starts more.
+    """
+    num_devices = cluster.num_devices
     directives = " ".join(_DIRECTIVE.findall(text))
     pairs = {**dict(_pairs(directives.split(), _MEGATRON_DIALECT)), **flags}
     counts = {
@@ -364,11 +371,14 @@ def _check_world(text: str, flags: Mapping[str, str], num_devices: int) -> None:
     for nodes in ("nnodes", "num-nodes", "nodes"):
         for slots in ("nproc-per-node", "num-gpus", "gpus-per-node"):
             world = counts.get(nodes, 0) * counts.get(slots, 0)
-            if world and world != num_devices:
+            if 0 < world < num_devices:
+                return [[host, slot] for host, slot in cluster.places[:world]]
+            if world > num_devices:
                 raise ValueError(
                     f"--{nodes} {counts[nodes]} x --{slots} {counts[slots]} = {world} processes; "
                     f"the experiment has {num_devices} devices"
                 )
+    return None
 
 
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:

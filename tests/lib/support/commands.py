@@ -55,7 +55,8 @@ def amp_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def small(tmp_path: Path) -> Path:
     """The small experiment as a file, with everything but tp, dp and pp off."""
     path = tmp_path / "small.yaml"
-    path.write_text(f"{SMALL}recompute: none\nzero_stage: 0\n", encoding="utf-8")
+    off = "recompute: none\nzero_stage: 0\nsearch: {idle_devices: false}\n"
+    path.write_text(f"{SMALL}{off}", encoding="utf-8")
     return path
 
 

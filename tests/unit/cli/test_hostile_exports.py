@@ -88,6 +88,7 @@ def written(amp_ray: Run, here: Path, target: str, name: str, *more: str) -> tup
     (here / "evil.yaml").write_text(f"{text}trials: {{environment: {variables}}}\n", "utf-8")
     options = [option for option in CASES[target] if option != "aceso"]
     output = here / "out $(touch owned) 'it'"
+    more = (*more, "--set", "search.idle_devices=false")
     ended = amp_ray("export", "evil.yaml", *options, *more, "--to", target, "-o", output)
     assert ended.code == 0, ended.err
     return output, ended.out + ended.err

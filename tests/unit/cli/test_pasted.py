@@ -26,13 +26,14 @@ TEXTS = {
     "megatron": f"{SMALL}runtime: megatron-core\nzero_stage: 0\n",
     "historic": f"{SMALL}runtime: amp-2022\nzero_stage: 0\nrecompute: none\n",
 }
+LARGE = SMALL.replace("num_layers: 6", "num_layers: 12").replace("size: 256", "size: 2048")
 NOTHING_FITS = {
-    "recompute": f"{SMALL}recompute: none\nzero_stage: 0\n".replace(
-        NODES, TINY.replace("MEMORY", "1.85")
+    "recompute": f"{LARGE}recompute: none\nzero_stage: 0\n".replace(
+        NODES, TINY.replace("MEMORY", "4.5")
     ),
     "limits": f"{SMALL}search: {{min_tokens_per_s: 1e12, max_tp: 1}}\n",
-    "nodes": SMALL.replace(NODES, TINY.replace("MEMORY", "1.5")),
-    "hosts": SMALL.replace(NODES, TINY.replace("MEMORY", "1.5")).replace("cluster:\n", HOSTS),
+    "nodes": LARGE.replace(NODES, TINY.replace("MEMORY", "4.5")),
+    "hosts": LARGE.replace(NODES, TINY.replace("MEMORY", "4.5")).replace("cluster:\n", HOSTS),
 }
 
 
@@ -46,7 +47,7 @@ def written(folder: Path, text: str) -> Path:
 
 def options(text: str) -> list[str]:
     """Return the words of the ``--set`` options in a text, as a shell reads them."""
-    return shlex.split(" ".join(re.findall(r"--set \S+", text)))
+    return shlex.split(" ".join(re.findall(r"--set [^\s)]+", text)))
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -300,7 +300,8 @@ def test_the_experiment_names_its_planner_and_the_command_line_wins(
     installed: None, amp_ray: Run, small: Path
 ) -> None:
     text = small.read_text(encoding="utf-8")
-    small.write_text(f"{text}search: {{planner: rule-of-thumb}}\n", encoding="utf-8")
+    text = text.replace("idle_devices: false", "planner: rule-of-thumb")
+    small.write_text(text, encoding="utf-8")
     for options, name in (((), "rule-of-thumb"), (("--cost-model", "amp-ray"), "amp-ray")):
         assert amp_ray("plan", small, "--json", *options).json["cost_model"] == name
     swept = amp_ray("sweep", small, "--json", "--set", "global_batch_size=8,16").json
