@@ -321,21 +321,13 @@ def plan(
     """
     top = options.pop("top", None)
     num_rows = top or num_rows
-    presets = {name: value for name, value in options.items() if name in Presets.__annotations__}
-    searching = _Searching(
-        **{name: value for name, value in options.items() if name not in presets}  # type: ignore[arg-type] # by name
-    )
-    checked = _source(source, cast("Presets", presets))
+    searching, checked = _search_of(source, options)
 
     def narrowed(more: Sequence[str] = ()) -> tuple[Experiment, PlannerChoice]:
         whole, choice = searching.load(checked, changes, cost_model=cost_model, more=more)
         experiment = without_hosts(whole, () if more else without)
-        if launchable:
-            experiment = launchable_only(experiment)
-        if only is not None:
-            with placed(Where(file="--only"), ValueError):
-                experiment = experiment.only(only)
-        return replace(experiment, objective=objective or experiment.objective), choice
+        experiment = replace(experiment, objective=objective or experiment.objective)
+        return _limited(experiment, launchable=launchable, only=only), choice
 
     experiment, choice = narrowed()
     if before is not None and not choice.traits.has_constants:
@@ -353,11 +345,30 @@ def plan(
     if before is not None:
         whole, _ = searching.load(checked, changes)
         planned = replan(planned, Path(before), whole.cluster)
-    if planned.ranking.best is not None:
-        planned = replace(planned, remarks=batch_remarks(planned, choice))
-        return Plan(planned=planned, num_shown=top or NUM_SHOWN)
-    variants = Variants(load=narrowed, workers=searching.by, num_rows=1)
-    return Plan(planned=planned, ways_to_fit=_ways_to_fit(variants, planned, checked, changes))
+    if planned.ranking.best is None:
+        variants = Variants(load=narrowed, workers=searching.by, num_rows=1)
+        return Plan(planned=planned, ways_to_fit=_ways_to_fit(variants, planned, checked, changes))
+    planned = replace(planned, remarks=batch_remarks(planned, choice))
+    return Plan(planned=planned, num_shown=top or NUM_SHOWN)
+
+
+def _limited(experiment: Experiment, *, launchable: bool, only: Sequence[str] | None) -> Experiment:
+    """Return an experiment that searches these dimensions, of plans that can be launched."""
+    if launchable:
+        experiment = launchable_only(experiment)
+    if only is not None:
+        with placed(Where(file="--only"), ValueError):
+            experiment = experiment.only(only)
+    return experiment
+
+
+def _search_of(source: Source | None, options: Mapping[str, Any]) -> tuple[_Searching, Source]:
+    """Return how to search, and what: the source, or that of the presets among the options."""
+    presets = {name: value for name, value in options.items() if name in Presets.__annotations__}
+    searching = _Searching(
+        **{name: value for name, value in options.items() if name not in presets}
+    )
+    return searching, _source(source, cast("Presets", presets))
 
 
 def _ways_to_fit(
@@ -464,8 +475,8 @@ def sweep(
     assert first.planned is not None
     ways: tuple[Advice, ...] = ()
     if not (isinstance(source, Experiment) or any(point.best for point in points)):
-        others = replace(variants, load=lambda more: variants.load((*first.changes, *more)))
-        ways = ways_to_fit(others, first, _values(source, first.changes))
+        of_first = replace(variants, load=lambda more: variants.load((*first.changes, *more)))
+        ways = ways_to_fit(of_first, first, _values(source, first.changes))
     return Sweep(
         name=str(named.get("name")),
         cost_model=first.planned.cost_model,

@@ -17,11 +17,11 @@ def checks_keywords(function: Callable[_Parameters, _Result]) -> Callable[_Param
 
     @wraps(function)
     def checked(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        known = _keywords(function)
+        keywords = _keywords(function)
         for name in kwargs:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            if name not in keywords:
+                close = difflib.get_close_matches(name, keywords, n=1, cutoff=0.5)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(keywords)}"
                 raise InputError(f"{function.__name__}() takes no {name!r}; {hint}")
         return function(*args, **kwargs)
 

@@ -381,8 +381,8 @@ def _first_places(text: str, flags: Mapping[str, str], cluster: Cluster) -> list
     return None
 
 
-def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Complete a STRATEGY object from the experiment's devices, and check its other keys."""
+def _check_job(record: dict[str, Any], experiment: Experiment) -> None:
+    """Take the keys of an experiment out of a record; raise `ValueError` where they differ."""
     for name in ("global_batch_size", "precision"):
         expected = getattr(experiment, name)
         value = record.pop(name, expected)
@@ -404,6 +404,11 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
             f"--cpu-offloading-num-layers {offloaded}; the experiment has "
             f"{experiment.traits.offloaded_blocks}: add --set traits.offloaded_blocks={offloaded}"
         )
+
+
+def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Complete a STRATEGY object from the experiment's devices, and check its other keys."""
+    _check_job(record, experiment)
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))

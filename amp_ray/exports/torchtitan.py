@@ -133,14 +133,8 @@ def _words(file: str) -> tuple[str, ...]:
     return ("-m", "torchtitan.train", "--module", module, "--config", "planned")
 
 
-def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
-    """Return the code of a configuration, and notes on it."""
-    shape, traits = chosen.experiment.model.shape, chosen.experiment.traits
-    figures = (shape.num_layers, shape.hidden_size, shape.vocab_size, shape.num_experts)
-    table = _Table.shipped()
-    named = next((names for (key, *names) in table.models if key == figures), None)
-    check_family(chosen, "torchtitan", ("llama",), table.optional if named else ())
-    settings = settings_of(chosen, "torchtitan", _SETTINGS)
+def _check_settings(chosen: Chosen, settings: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if torchtitan cannot train so."""
     options = chosen.strategy.stages[0].options
     if options.expert_tp != (1 if options.ep > 1 else options.tp):
         message = f"torchtitan divides experts by tp only without ep, found {options.expert_tp}"
@@ -155,6 +149,17 @@ def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
     if settings["recompute"].layers is not None:
         message = f"torchtitan recomputes in all blocks alike, found {settings['recompute']}"
         raise ValueError(message)
+
+
+def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
+    """Return the code of a configuration, and notes on it."""
+    shape, traits = chosen.experiment.model.shape, chosen.experiment.traits
+    figures = (shape.num_layers, shape.hidden_size, shape.vocab_size, shape.num_experts)
+    table = _Table.shipped()
+    named = next((names for (key, *names) in table.models if key == figures), None)
+    check_family(chosen, "torchtitan", ("llama",), table.optional if named else ())
+    settings = settings_of(chosen, "torchtitan", _SETTINGS)
+    _check_settings(chosen, settings)
     module, base, flavor = named or _OTHER_MODEL
     notes = ["BASE gives data and optimizer"]
     if named is None:

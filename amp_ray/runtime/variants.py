@@ -299,7 +299,7 @@ def _relaxed(values: Mapping[str, Any], experiment: Experiment) -> Iterator[_Cha
     limits = [
         f"search.{key}=null"
         for key, value in search.items()
-        if key in _LIMITS and value not in {None, "auto"}
+        if key in _LIMITS and value is not None and value != "auto"
     ]
     if search.get("idle_devices") is False:
         limits.append("search.idle_devices=true")

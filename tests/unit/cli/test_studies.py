@@ -516,7 +516,6 @@ CASES: Final = {
         policy="best",
         rests_on="posterior",
     ),
-    "all failed": Case(factors=("oom",) * 6, budget=2, rests_on="predicted"),
     "some failed": Case(factors=("failed", "oom", "failed", 1.0, 1.0, 1.0), budget=6),
     "not enough trials": Case(factors=(1.0,) * 6, budget=1),
     "a confirmed prediction": Case(

@@ -24,6 +24,9 @@ MOST_BYTES = 5_000_000
 HOSTILE = "</script><script>alert(1)</script>"
 
 
+ALL_USED = f"{SMALL}search: {{idle_devices: false}}\n"
+
+
 def record(text: str = SMALL) -> dict[str, Any]:
     planned = plan_experiment(experiment_from(text), progress=lambda _done, _all: None)
     return plan_record(planned, source="my experiment.yaml")
@@ -144,7 +147,7 @@ def test_a_plan_that_its_runtime_cannot_be_told_says_why_there_is_no_start() -> 
 
 
 def test_the_page_leads_with_a_sentence() -> None:
-    planned = plan_experiment(experiment_from(SMALL), progress=lambda _done, _all: None)
+    planned = plan_experiment(experiment_from(ALL_USED), progress=lambda _done, _all: None)
     page_record = plan_record(planned, source="a.yaml")
     assert page_record["title"] == "gpt2, 5.03 million parameters on 4 x T4 in 2 nodes"
     ties = {0: "", 1: "; one other is as good", 3: "; three others are as good"}
@@ -157,7 +160,9 @@ def test_the_page_leads_with_a_sentence() -> None:
 
 
 def test_the_sentence_says_why_a_plan_is_not_the_fastest() -> None:
-    planned = plan_experiment(experiment_from(SMALL), num_rows=4, progress=lambda _done, _all: None)
+    planned = plan_experiment(
+        experiment_from(ALL_USED), num_rows=4, progress=lambda _done, _all: None
+    )
     first, second, *rest = planned.ranking.results
     assert isinstance(first, Estimate)
     assert isinstance(second, Estimate)
@@ -193,7 +198,7 @@ def test_a_short_timeline_is_whole_and_many_stages_are_thinned_out() -> None:
 
 
 def test_times_to_be_read_with_care_are_told_and_unsteady_ones_are_not_compared() -> None:
-    planned = plan_experiment(experiment_from(SMALL), progress=lambda _done, _all: None)
+    planned = plan_experiment(experiment_from(ALL_USED), progress=lambda _done, _all: None)
     cluster = planned.experiment.cluster
     best = required(planned.ranking.best)
     outcomes: list[Outcome] = [
