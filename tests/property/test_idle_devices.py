@@ -27,7 +27,7 @@ global_batch_size: {batch}
 precision: fp16
 zero_stage: {zero}
 recompute: none
-search: {{space: {space}, micro_batch_sizes: [1, 2]}}
+search: {{space: {space}, idle_devices: true, micro_batch_sizes: [1, 2]}}
 """
 NODE = "    - {{count: {count}, device: {device}, slots: 2, inter_gbit_per_s: {rate}}}"
 CASES: dict[str, tuple[Sequence[int], dict[str, Any]]] = {

@@ -105,7 +105,8 @@ def plain_document(text: str) -> Document:
         values.setdefault("zero_stage", traits.min_zero_stage)
     values.setdefault("recompute", "none")
     if isinstance(search, Mapping):
-        values["search"] = {"max_cp": 1, "virtual_stages": [1], **search}
+        idle = {} if search.get("space", "uniform") != "uniform" else {"idle_devices": False}
+        values["search"] = {"max_cp": 1, "virtual_stages": [1], **idle, **search}
     return replace(document, values=values)
 
 

@@ -166,7 +166,7 @@ def test_grids_that_leave_devices_idle_are_those_of_fewer_devices() -> None:
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        ("space: uniform", True),
+        ("space: uniform, idle_devices: true", True),
         ("space: uniform, idle_devices: false", False),
         ("space: uniform, token_slices: true", False),
         ("space: placement", True),
@@ -192,7 +192,7 @@ def test_a_cluster_that_no_grid_uses_up_is_planned_with_idle_devices() -> None:
     seven = cluster(7, 1)
     with pytest.raises(ValueError, match="no candidate for 7 devices"):
         candidates_of(small_experiment(seven, limits("max_pp: 4, idle_devices: false")))
-    assert candidates_of(small_experiment(seven, limits("max_pp: 4"))) == ()
+    assert candidates_of(small_experiment(seven, limits("max_pp: 4, idle_devices: true"))) == ()
     experiment = small_experiment(seven, limits("space: placement, max_pp: 4"))
     assert candidates_of(experiment) == ()
     assert {c.num_devices for c in optional_candidates(experiment)} == {1, 2, 3, 4, 6}

@@ -71,12 +71,12 @@ def test_everything_is_written_down_before_it_is_done() -> None:
     ]
 
 
-def test_a_study_that_only_a_surprise_could_better_is_settled() -> None:
+def test_a_study_goes_on_within_its_budget_until_the_certificate_holds() -> None:
     state = small_study(budget=99, policy="best")
     times = {each.strategy: each.iteration_time_s for each in state.candidates}
     result = drive(state, lambda task, _group: measured(times[task.strategy]))
     assert result.certificate is not None
-    assert (result.ending, result.certificate.holds) == ("settled", False)
+    assert (result.ending, result.certificate.holds) == ("certificate", True)
 
 
 def test_attempts_have_names_and_folders_of_their_own() -> None:

@@ -168,7 +168,7 @@ def test_what_a_study_measured_can_be_replayed(replayed: Make, tmp_path: Path) -
     experiment = load_experiment(tmp_path / "small.yaml")
     options = TuneOptions(backend="replay", table=tmp_path / "first" / "measured.csv", budget=9)
     second, _ = run(prepare(experiment, options, no_progress), tmp_path / "second")
-    assert len(second.state.trials) == 3
+    assert len(second.state.trials) == 4  # three strategies, and the winner a second time
     assert second.knowledge.status.best_s == first.knowledge.status.best_s
 
 
