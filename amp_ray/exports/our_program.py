@@ -221,7 +221,7 @@ def without_comments(text: str) -> str:
 
     Example:
         >>> without_comments('{"a": 1, // one' + chr(10) + '"b": "//", }')
-        '{"a": 1, \\n"b": "//" }'
+        '{"a": 1, \n"b": "//" }'
     """
     for pattern in (_COMMENT, _TRAILING_COMMA):
         text = pattern.sub(lambda match: match[1] or re.sub(r"[^\n]", "", match[0]), text)

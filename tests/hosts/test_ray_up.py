@@ -56,6 +56,7 @@ cluster:
 precision: fp32
 optimizer: sgd
 global_batch_size: 6
+search: {idle_devices: false}
 trials: {backend: ssh, budget: 10, steps: 3, warmup_steps: 1, timeout_s: 600}
 """
 

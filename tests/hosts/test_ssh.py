@@ -122,7 +122,7 @@ def test_the_hosts_of_the_configuration_may_have_files_and_a_name_for_keys(bench
     known.write_text(f"alias {words[1]} {words[2]}\n", encoding="ascii")
     config = bench.folder / "config"
     config.write_text(
-        f'Host *\n  User root\n  HostKeyAlias alias\n  UserKnownHostsFile none "{known}"\n'
+        f'Host *\n  User root\n  HostKeyAlias alias\n  UserKnownHostsFile "{known}"\n'
         f"  IdentityFile {bench.cluster.identity}\n",
         encoding="ascii",
     )

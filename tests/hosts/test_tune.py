@@ -37,7 +37,7 @@ cluster:
 precision: fp32
 optimizer: sgd
 global_batch_size: {global_batch_size}
-search: {{max_tp: 1}}
+search: {{max_tp: 1, idle_devices: false}}
 trials:
   backend: ssh
   steps: {steps}

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import amp_ray
 from amp_ray.api.differences import _load as load_compared
 from amp_ray.calibration.fingerprint import fingerprint
-from amp_ray.errors import InputError
+from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.hostfile import SshTarget
 from amp_ray.inputs.profiles.nccl_tests import parse_nccl_tests
 from amp_ray.inputs.profiles.torch_trace import MOST_CHARACTERS, read_trace
 from amp_ray.planners.aceso2024.plan_file import aceso_plan_text
@@ -37,6 +38,8 @@ from amp_ray.runtime.files import (
 )
 from amp_ray.runtime.first_file import hosts_of
 from amp_ray.runtime.planning import _load_strategy as load_plan
+from amp_ray.runtime.hosts.ssh_config import SshConfig
+from amp_ray.runtime.launch.trial_folder import timeline_file
 from amp_ray.runtime.profile.links import links_of_tests, links_yaml
 from amp_ray.runtime.profile.profiling import ProfileFolder
 from amp_ray.runtime.study.reading import read_study
@@ -379,6 +382,13 @@ def studys_experiment(folder: Path) -> object:
     return read_study(folder).strategy(1)
 
 
+def ssh_config(folder: Path) -> object:
+    config = SshConfig(str(folder / "config"))
+    with suppress(HostError):  # an option that is not supported
+        return config.lookup(SshTarget(host="a"))
+    return None
+
+
 def trace(folder: Path) -> object:
     text = read_text(folder / "trace.json", MOST_CHARACTERS)
     return read_trace(text, file="trace.json", num_layers=2)
@@ -429,6 +439,7 @@ READERS: Final = {
     "DeepSpeed's configuration": Reader(DS_CONFIG, "strategies", strategies),
     "measured strategies": Reader(STRATEGIES, "strategies", observations),
     "slices": Reader(SLICES, "slices.json", slices),
+    "ssh's configuration": Reader(b"Host a\n  Port 2222\n", "config", ssh_config),
     "a first file's hosts": Reader(b"a slots=2\nb slots=2\n", "hosts", first_hosts),
     "a plan before a loss": Reader(STUDY_RESULT, "plan.json", plan_before),
     "a compared plan": Reader(STUDY_RESULT, "plan.json", compared),
@@ -467,6 +478,8 @@ READ_IN: Final = {
     "runtime.first_file.hosts_of": ("a first file's hosts",),
     "runtime.first_file.longest_sequence": ("configuration",),
     "runtime.profile.profiling.ProfileFolder.__init__": ("records of a profile",),
+    "runtime.hosts.ssh_config.SshConfig.__init__": ("ssh's configuration",),
+    "runtime.launch.trial_folder.timeline_file": (),  # below: without a timeline it says None
     "runtime.planning._load_strategy": ("a plan before a loss",),
     "runtime.study.reading.read_study": ("a study's result", "a study's experiment"),
     "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
@@ -566,3 +579,15 @@ def test_hostile_bytes_are_refused_with_their_place(
     (folder / reader.name).write_bytes(content)
     with bounded(), suppress(InputError):
         reader.read(folder)
+
+
+LAUNCH: Final = b'{"commands": [{"host": "a", "rank": 0}]}'
+
+
+@settings(max_examples=NUM_CASES)
+@given(content=spoilt(LAUNCH) | st.sampled_from([b"[" * 10**5, LAUNCH.replace(b'"a"', b"5")]))
+def test_a_spoilt_launch_file_has_no_timeline(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (tmp_path_factory.getbasetemp() / "launch.json").write_bytes(content)
+    assert timeline_file(tmp_path_factory.getbasetemp()) is None

@@ -225,10 +225,10 @@ def timeline_file(folder: Path) -> Path | None:
     try:
         launch = json.loads(read_text(folder / _LAUNCH))
         host = launch["commands"][0]["host"]
-    except (OSError, ValueError, LookupError, TypeError):
+        file = folder / _HOSTS / _folder_name(host) / TIMELINE_FILE
+        return file if file.is_file() else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    file = folder / _HOSTS / _folder_name(host) / TIMELINE_FILE
-    return file if file.is_file() else None
 
 
 def _variable(name: str, text: str, numbers: Iterator[int]) -> str:
