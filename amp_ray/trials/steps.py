@@ -239,11 +239,11 @@ def num_more_steps(steps: Sequence[float], *, most: int, left_s: float) -> int:
     While the mean is uncertain, the number of steps is doubled, limited by ``most`` and the
     remaining time ``left_s``. The mean is uncertain if a trend has not ended, if the warm-up is
     doubtful, if noise may hide a change larger than `HIDDEN_CHANGE`, or if a single slow step
-    affects it, which may not recur.
+    affects it, which may not recur. Fewer than `MIN_STEPS_FOR_TREND` steps are as many as asked.
     """
     summary = summarise_steps(steps)
     counted = steps[summary.num_warmup_steps :]
-    if not _is_open(counted, summary.warnings):
+    if len(steps) < MIN_STEPS_FOR_TREND or not _is_open(counted, summary.warnings):
         return 0
     affordable = int(max(0.0, left_s) / summary.mean_s)
     return min(len(steps), max(0, most - len(steps)), affordable)

@@ -32,7 +32,8 @@ def shown(dom: str) -> set[str]:
 
 def test_a_plan_is_drawn(tmp_path: Path, dom: Dom) -> None:
     experiment, page = tmp_path / "small.yaml", tmp_path / "report.html"
-    experiment.write_text(f"{SMALL}recompute: auto\n", encoding="utf-8")
+    text = f"{SMALL}recompute: auto\nsearch: {{idle_devices: false}}\n"
+    experiment.write_text(text, encoding="utf-8")
     amp.write_report(experiment, page)
     page_drawn = dom(page)
     assert {"summary", "commands", "memory", "timeline", "candidates", "cluster"} <= shown(

@@ -38,6 +38,7 @@ OWN_SIGMA: Final = 0.15  # sigma of errors of single strategies, and of errors t
 POWER_SIGMA: Final = 0.1  # sigma of errors per power of two of a degree
 REACH: Final = 1.5  # distance up to which neighbours share errors, in doublings of a degree
 TAIL_SHARE: Final = 1 / 12
+TAIL_FREEDOM: Final = 3  # degrees of freedom of Student's distribution: the least with a variance
 RUN_SIGMA: Final = 0.06  # lognormal sigma of a run in the world with noise
 
 
@@ -47,6 +48,10 @@ def _as_modelled(_rng: np.random.Generator, features: FloatArray) -> FloatArray:
 
 def _own(rng: np.random.Generator, features: FloatArray) -> FloatArray:
     return rng.normal(0.0, OWN_SIGMA, len(features))
+
+
+def _student(rng: np.random.Generator, features: FloatArray) -> FloatArray:
+    return OWN_SIGMA * rng.standard_t(TAIL_FREEDOM, len(features))
 
 
 def _powers(rng: np.random.Generator, features: FloatArray) -> FloatArray:
@@ -78,6 +83,7 @@ WORLDS: Final[Mapping[str, Draw]] = MappingProxyType(
         "tail, third less": _tail(2 / 3),
         "tail, third faster": _tail(3 / 4),
         "tail, third slower": _tail(4 / 3),
+        "tail, Student": _student,
     }
 )
 """Errors of the model in each world. All worlds also have constants drawn from the model's priors,
