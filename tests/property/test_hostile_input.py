@@ -37,9 +37,9 @@ from amp_ray.runtime.files import (
     with_calibration,
 )
 from amp_ray.runtime.first_file import hosts_of
-from amp_ray.runtime.planning import _load_strategy as load_plan
 from amp_ray.runtime.hosts.ssh_config import SshConfig
 from amp_ray.runtime.launch.trial_folder import timeline_file
+from amp_ray.runtime.planning import _load_strategy as load_plan
 from amp_ray.runtime.profile.links import links_of_tests, links_yaml
 from amp_ray.runtime.profile.profiling import ProfileFolder
 from amp_ray.runtime.study.reading import read_study

@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from amp_ray.cli import commands
 from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
-from amp_ray.inputs.section import Section, is_section, keys_of
+from amp_ray.inputs.section import is_section, keys_of
 from amp_ray.runtimes.traits import RUNTIMES
 from support.browser import drawn, needs_browser, opened
 
