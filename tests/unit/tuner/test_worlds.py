@@ -13,7 +13,9 @@ from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import TunerSettings, begin
 from support.worlds import WORLDS, Study, TablePredictor, play_world
 
-SEEDS = range(2)
+SEEDS = range(4)
+MOST_WRONG = 0.05
+"""Largest share of certificates with 95 % confidence that are wrong."""
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +31,17 @@ def studies(repository: Path) -> dict[str, list[Study]]:
     }
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_certificates_are_right_in_every_world(studies: dict[str, list[Study]], world: str) -> None:
-    assert [study for study in studies[world] if study.certified and not study.right] == []
+def test_of_twenty_certificates_at_most_one_is_wrong(studies: dict[str, list[Study]]) -> None:
+    certified = [study for group in studies.values() for study in group if study.certified]
+    wrong = [study for study in certified if not study.right]
+    assert len(wrong) <= MOST_WRONG * len(certified)
+    assert len(certified) > 0.8 * len(WORLDS) * len(SEEDS)
+
+
+def test_no_world_has_more_than_one_wrong_study(studies: dict[str, list[Study]]) -> None:
+    assert {
+        world for world, group in studies.items() if sum(not s.right for s in group) > 1
+    } == set()
 
 
 @pytest.mark.parametrize("world", ["as modelled", "noise"])
@@ -39,7 +49,7 @@ def test_studies_whose_model_is_right_are_certified_and_take_few_trials(
     studies: dict[str, list[Study]], world: str
 ) -> None:
     assert all(study.certified for study in studies[world])
-    assert median(study.replay.num_trials for study in studies[world]) <= 16
+    assert median(study.replay.num_trials for study in studies[world]) <= 14
 
 
 def test_studies_state_as_much_confidence_as_they_deserve(studies: dict[str, list[Study]]) -> None:
