@@ -14,7 +14,8 @@ from typing import Final
 from amp_ray.errors import shown
 
 MOST_CHARACTERS: Final = 2**16  # most characters of an expanded layout or word; no script has more
-_MOST_WRITTEN_OUT: Final = 2**20  # most characters of all words of a branch
+_MOST_WRITTEN_OUT: Final = 2**20  # most characters of all words of all branches
+_LEAST_CHARACTERS: Final = 2**3  # that a word counts for, so that their number is limited too
 _MOST_BRANCHES: Final = 100  # more branches are not compared, but refused
 _MOST_DOCUMENTS: Final = 100
 _MOST_REPEATS: Final = 100  # of the body of a loop
@@ -81,18 +82,20 @@ def branches_of(text: str) -> tuple[Branch, ...]:
     branches: list[Branch] = []
     waiting = [(frozenset[str](), "", 0)]
     flipped: set[str] = set()
+    room = _MOST_WRITTEN_OUT
     while waiting:
         decided, condition, line = waiting.pop(0)
         if len(branches) == _MOST_BRANCHES:
             message = f"more than {_MOST_BRANCHES} branches: write the command alone into a file"
             raise LineError(message, line)
-        run = _Run(flipped=decided)
+        run = _Run(flipped=decided, room=room)
         try:
             run.all_of(script)
         except _EndError:
             pass
         except RecursionError:
             raise LineError("cannot be read as a script: nested too deeply", None) from None
+        room = run.room
         branches.append(
             Branch(
                 commands=tuple(run.commands),
@@ -467,12 +470,12 @@ class _Run:
     """One way through a script, which takes the other side of some conditions."""
 
     flipped: frozenset[str]
+    room: int  # for characters of further words
     values: dict[str, list[str]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     met: dict[str, int] = field(default_factory=dict)  # unknown conditions, with their lines
     _functions: dict[str, _Script] = field(default_factory=dict)
     _unknown: tuple[str, int, bool] = ("", 0, False)  # the last status that is not known
-    _room: int = _MOST_WRITTEN_OUT
     _depth: int = 0
 
     def all_of(self, script: _Script) -> bool | None:
@@ -673,8 +676,8 @@ class _Run:
             fields.add(values, is_quoted=is_quoted is not False or variable is None)
             if fields.size > MOST_CHARACTERS:
                 raise _too_long(whole or raw, line)
-        self._room -= fields.size
-        if self._room < 0:
+        self.room -= max(fields.size, _LEAST_CHARACTERS)
+        if self.room < 0:
             message = f"with its variables the script has more than {_MOST_WRITTEN_OUT} characters"
             raise LineError(message, line)
         return fields.words

@@ -152,3 +152,11 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
 def test_what_has_no_end_is_refused(text: str) -> None:
     with pytest.raises(LineError):
         branches_of(text)
+
+
+def test_calls_that_double_are_refused() -> None:
+    doubled = "".join(f"f{n + 1}() {{ f{n}; f{n}; }}\n" for n in range(28))
+    branches = "".join(f"[ $A{n} ] && B=1\n" for n in range(90))
+    for text in (f"f0() {{ a; }}\n{doubled}f28\n", f"f0() {{ a; }}\n{branches}{doubled}f11\n"):
+        with pytest.raises(LineError, match="more than 1048576 characters"):
+            branches_of(text)
