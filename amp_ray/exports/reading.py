@@ -279,7 +279,8 @@ def _flags_of(text: str, dialect: _Dialect) -> tuple[dict[str, str], dict[str, s
     """Return the flags of a script's training command, and those of its launcher.
 
     Raises:
-        ValueError: If a flag has two values, or one that depends on a condition of the script.
+        ValueError: If a flag has two values, or one that depends on a condition of the script, or
+            if no command has flags.
     """
     flags: dict[str, str] = {}
     launcher: dict[str, str] = {}
@@ -298,6 +299,10 @@ def _flags_of(text: str, dialect: _Dialect) -> tuple[dict[str, str], dict[str, s
                     branch.line,
                 )
         flags, launcher = {**values, **flags}, {**launched, **launcher}
+    mark = dialect.marks.search(text)
+    if mark and not flags:
+        message = f"{mark[0]} stands in no command that is read: write it alone into a file"
+        raise LineError(message, 1 + text.count("\n", 0, mark.end()))
     return flags, launcher
 
 

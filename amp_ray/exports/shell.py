@@ -14,7 +14,8 @@ from typing import Final
 from amp_ray.errors import shown
 
 MOST_CHARACTERS: Final = 2**16  # most characters of an expanded layout or word; no script has more
-_MOST_WRITTEN_OUT: Final = 2**20  # most characters of all words of a branch
+_MOST_WRITTEN_OUT: Final = 2**20  # most characters of all words of all branches
+_LEAST_CHARACTERS: Final = 2**3  # that a word counts for, so that their number is limited too
 _MOST_BRANCHES: Final = 100  # more branches are not compared, but refused
 _MOST_DOCUMENTS: Final = 100
 _MOST_REPEATS: Final = 100  # of the body of a loop
@@ -22,14 +23,15 @@ _DEEPEST: Final = 30  # scripts within scripts, and brackets within brackets
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?(\+?)=")
 _VARIABLE: Final = re.compile(
-    r"\$(?:([A-Za-z_]\w*|[0-9])|\{([A-Za-z_]\w*|[0-9])(?:\[([@*])\])?(?:(:?[-=])([^{}]{0,999}))?\})"
+    r"\$(?:([A-Za-z_]\w*|[0-9])|\{([A-Za-z_]\w*|[0-9])(?:\[([@*])\])?(?:(:?[-=])((?:[^{}]|\$\{[^{}]*\}){0,999}))?\})"
 )
 _REDIRECTION: Final = re.compile(r"(?:[0-9]*|&)(<<-?|<<<|[<>]&|>>|>\||<>|[<>])[ \t]*")
 _SPACE: Final = re.compile(r"(?:[ \t\r]|\\\n)+")
-_OPERATOR: Final = re.compile(r"(?!\(\();;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
+_OPERATOR: Final = re.compile(r";;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
 _UNKNOWN: Final = re.compile(r"[$`]")
-_NAME: Final = re.compile(r"\$\{?([A-Za-z_]\w*|[0-9])")
 _FLAGS_INSIDE: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
+_SUBSTITUTION: Final = re.compile(r"\$\((?:[^()]|\([^()]*\)){0,999}\)|`[^`]*`")
+_PIECE: Final = re.compile(rf"(?:{_SUBSTITUTION.pattern}|\S)+")  # nothing splits a substitution
 _PROGRAM: Final = re.compile(r"\.py\b|\bpython|\btorchrun\b")
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
 _TESTS: Final = frozenset({"[", "[[", "test"})
@@ -80,18 +82,20 @@ def branches_of(text: str) -> tuple[Branch, ...]:
     branches: list[Branch] = []
     waiting = [(frozenset[str](), "", 0)]
     flipped: set[str] = set()
+    room = _MOST_WRITTEN_OUT
     while waiting:
         decided, condition, line = waiting.pop(0)
         if len(branches) == _MOST_BRANCHES:
             message = f"more than {_MOST_BRANCHES} branches: write the command alone into a file"
             raise LineError(message, line)
-        run = _Run(flipped=decided)
+        run = _Run(flipped=decided, room=room)
         try:
             run.all_of(script)
         except _EndError:
             pass
         except RecursionError:
             raise LineError("cannot be read as a script: nested too deeply", None) from None
+        room = run.room
         branches.append(
             Branch(
                 commands=tuple(run.commands),
@@ -190,8 +194,6 @@ class _Scanner:
 
     def _word(self) -> _Token:
         text, place, line = self._text, self._place, self._line
-        if text.startswith("((", place):
-            return self._until(_end_of_brackets(text, place + 1, line), "word")
         end = _end_of_word(text, place, line)
         if _ASSIGNMENT.fullmatch(text, place, end) and text.startswith("(", end):
             return self._until(_end_of_brackets(text, end, line), "array")
@@ -231,8 +233,8 @@ def _end_of_quotes(text: str, place: int, line: int) -> int:
     while place < len(text) and text[place] != mark:
         if text[place] == "\\":
             place += 2
-        elif mark == '"' and text.startswith(("$(", "${"), place):
-            place = _end_of_brackets(text, place + 1, line)
+        elif mark == '"' and text.startswith(("$(", "${", "`"), place):
+            place = _end_of_part(text, place, line)
         else:
             place += 1
     if place >= len(text):
@@ -381,14 +383,21 @@ class _Parser:
 
     def _function(self) -> _Function:
         name = self._taken().text
-        while self._taken().text != "{":
-            pass
-        return _Function(name, self._until("}"))
+        self._next += 2 * (self._texts(2) == ["(", ")"])
+        while self._texts(1) == ["\n"]:
+            self._next += 1
+        return _Function(name, self._following())
 
     def _not(self) -> _Not:
+        return _Not(self._following())
+
+    def _following(self) -> _Script:
         token = self._taken()
         self._next -= 1
-        return _Not((("", self._statement(token)),))
+        return (("", self._statement(token)),)
+
+    def _texts(self, number: int) -> list[str]:
+        return [token.text for token in self._tokens[self._next : self._next + number]]
 
     def _until(self, end: str) -> _Script:
         script = self.script(end)
@@ -443,12 +452,9 @@ class _Parser:
             self._next += 1
             if is_test and token.text == "]]":
                 break
-        following = self._tokens[self._next : self._next + 2]
-        if len(tokens) == 1 and [token.text for token in following] == ["(", ")"]:
-            self._next += 2
-            while (start := self._taken().text) not in {"{", "("}:
-                pass
-            return _Function(first.text, self._until("}" if start == "{" else ")"))
+        if len(tokens) == 1 and self._texts(2) == ["(", ")"]:
+            self._next -= 1
+            return self._function()
         return _Simple(tuple(tokens), first.line)
 
 
@@ -464,12 +470,12 @@ class _Run:
     """One way through a script, which takes the other side of some conditions."""
 
     flipped: frozenset[str]
+    room: int  # for characters of further words
     values: dict[str, list[str]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     met: dict[str, int] = field(default_factory=dict)  # unknown conditions, with their lines
     _functions: dict[str, _Script] = field(default_factory=dict)
     _unknown: tuple[str, int, bool] = ("", 0, False)  # the last status that is not known
-    _room: int = _MOST_WRITTEN_OUT
     _depth: int = 0
 
     def all_of(self, script: _Script) -> bool | None:
@@ -551,7 +557,7 @@ class _Run:
                 if _ASSIGNMENT.match(token.text):
                     self._assign(token)
             return True
-        is_test = tokens[0].text in _TESTS or tokens[0].text.startswith("((")
+        is_test = tokens[0].text in _TESTS
         words = [
             word for token in tokens for word in self._words(token.text, line, is_test=is_test)
         ]
@@ -607,14 +613,14 @@ class _Run:
         for word in words:
             parts = word.partition("=") if word.startswith("--") else ("", "", word)
             flag, value = parts[0], parts[2]
-            if not re.search(r"\s", word):
+            if not re.search(r"\s", _SUBSTITUTION.sub("", word)):
                 yield word
             elif flag and not re.search(r"\s", flag):
                 is_script = flag == "--wrap"
                 self._inner(value, line, is_script=is_script)
                 yield flag if is_script else word
             elif flag:
-                yield from word.split()
+                yield from _PIECE.findall(word)
             elif _FLAGS_INSIDE.search(word):
                 self._inner(word, line, is_script=before.endswith("c") or before == "--wrap")
             else:
@@ -664,24 +670,26 @@ class _Run:
         fields = _Fields(splits=splits)
         for text, is_quoted in _parts(raw):
             variable = None if is_quoted is None else _VARIABLE.fullmatch(text)
-            values = [text] if variable is None else self._values(variable, is_test=is_test)
+            values = [text]
+            if variable is not None:
+                values = self._values(variable, line, is_test=is_test)
             fields.add(values, is_quoted=is_quoted is not False or variable is None)
             if fields.size > MOST_CHARACTERS:
                 raise _too_long(whole or raw, line)
-        self._room -= fields.size
-        if self._room < 0:
+        self.room -= max(fields.size, _LEAST_CHARACTERS)
+        if self.room < 0:
             message = f"with its variables the script has more than {_MOST_WRITTEN_OUT} characters"
             raise LineError(message, line)
         return fields.words
 
-    def _values(self, variable: re.Match[str], *, is_test: bool) -> list[str]:
+    def _values(self, variable: re.Match[str], line: int, *, is_test: bool) -> list[str]:
         """Return the value of a variable; the variable itself if the script does not set it."""
         name, operator, default = variable[1] or variable[2], variable[4], variable[5]
         value = self.values.get(name)
         if operator and (value is None or (operator[0] == ":" and value in ([], [""]))):
             if value is None and is_test and not default:
                 return [variable[0]]  # a question to the environment
-            return ["".join(text for text, _ in _parts(default))]
+            return [self._text(default, line, is_test=is_test)]
         if value is None:
             return [variable[0]]
         return value if variable[3] else (value[:1] or [""])
@@ -698,7 +706,7 @@ class _Fields:
 
     def add(self, values: Iterable[str], *, is_quoted: bool) -> None:
         for number, value in enumerate(values):
-            pieces = [value] if is_quoted or not self._splits else value.split()
+            pieces = [value] if is_quoted or not self._splits else _PIECE.findall(value)
             for index, piece in enumerate(pieces):
                 if self._is_open and not number and not index:
                     self.words[-1] += piece

@@ -66,6 +66,12 @@ torchrun pretrain_gpt.py "${{ARGS[@]}}" "${{DATA[@]}}"
         f"for TP in 2; do\n  {RUN}done\n",
         f"for host in $(cat hosts); do\n  TP=2\n  {RUN}done\n",
         f"TP=${{TP:-2}}  # 4 is slower\n{RUN}",
+        f"D=2\nTP=${{TP:-$D}}\n{RUN}",
+        f"D=2\nTP=${{TP:-${{D}}}}\n{RUN}",
+        f"function run() (\n  TP=2\n  {RUN})\nrun\n",
+        f"function run() (\n  a\n)\nTP=2\n{RUN}b() {{ c; }}\n",
+        f"run() if true; then\n  {RUN}fi\nTP=2\nrun\n",
+        f'H=$(srun --nodes=1 id --ip)\nTP=2\ntorchrun --host "$H:1" pretrain_gpt.py {FLAGS}\n',
         f'A=(1 2)\nTP=2\ntorchrun pretrain_gpt.py \\\n  {FLAGS} \\\n  --log ${{#A[@]}} "$@"\n',
         f"(cd /w; TP=2; {RUN})\n",
         f"TP=2\ncat <<EOF\ndon't: --tensor-model-parallel-size 4\nEOF\n{RUN}",
@@ -105,6 +111,10 @@ def test_a_form_of_a_command_is_read(text: str) -> None:
         ),
         (f"if true; then\n{RUN}", "run.sh:1: cannot be read as a script: no fi"),
         (f'TP=2\nbash -c "echo \'{RUN}"\n', "run.sh:2: cannot be read as a script: No closing quo"),
+        (
+            f'TP=2\na "$(torchrun pretrain_gpt.py {FLAGS})"\n',
+            "run.sh:2: --tensor-model-parallel-size stands in no command that is read",
+        ),
         ("".join(f"[ $A{n} ] && B=1\n" for n in range(120)) + RUN, "more than 100 branches"),
     ],
 )
@@ -120,6 +130,8 @@ def test_a_flag_that_depends_on_the_environment_is_refused(text: str, message: s
         ("a 'b $X' \"c $X\" d\\ e", ["a", "b $X", "c $X", "d e"]),
         ("X='1 2'; a $X \"$X\" $Y", ["a", "1", "2", "1 2", "$Y"]),
         ("a <in >out 2>&1 <<<text b # c", ["a", "b"]),
+        ("X=$(a --b $(c))\nd $X:1 `e --f`", ["d", "$(a --b $(c)):1", "`e --f`"]),
+        ('a "`b "c d"`" e', ["a", '`b "c d"`', "e"]),
         ("X=$(date '+%s)'); a \"$X\" `b c`", ["a", "$(date '+%s)')", "`b c`"]),
         (
             "A=(1 # one\n '2 3')\na ${A[@]} \"${A[@]}\" ${A[*]}",
@@ -140,3 +152,11 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
 def test_what_has_no_end_is_refused(text: str) -> None:
     with pytest.raises(LineError):
         branches_of(text)
+
+
+def test_calls_that_double_are_refused() -> None:
+    doubled = "".join(f"f{n + 1}() {{ f{n}; f{n}; }}\n" for n in range(28))
+    branches = "".join(f"[ $A{n} ] && B=1\n" for n in range(90))
+    for text in (f"f0() {{ a; }}\n{doubled}f28\n", f"f0() {{ a; }}\n{branches}{doubled}f11\n"):
+        with pytest.raises(LineError, match="more than 1048576 characters"):
+            branches_of(text)
