@@ -515,6 +515,28 @@ def test_torchtitans_toml_and_flags_are_read() -> None:
         strategy_of(script.replace("torchrun", "torchrun --nnodes 2 --nproc_per_node 8"))
 
 
+NANOTRON = """\
+parallelism: {dp: 2, pp: 1, tp: 1}
+tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "distributed_type: MULTI_GPU\nnum_processes: 2\n# per_device_train_batch_size: 2\n",
+        NANOTRON,
+        "torchrun --nproc_per_node 2 pretrain_gpt.py --micro-batch-size 2",
+    ],
+)
+def test_fewer_processes_than_devices_leave_the_last_ones_idle(text: str) -> None:
+    four = experiment()
+    record = read_program(text, file="job", experiment=four)
+    assert record is not None
+    assert (record["dp"], record["num_micro_batches"]) == (2, 2)
+    assert record["placement"] == [*map(list, four.cluster.places[:2])]
+
+
 # ------------------------------------------------------------------------------ all rows
 
 
