@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         write_report,
     )
     from amp_ray.api.results import Checkup, Explanation, Plan, Scores, Study, StudyState, Sweep
-    from amp_ray.calibration import Calibration
+    from amp_ray.calibration.calibration import Calibration
     from amp_ray.cost.estimate import Estimate
     from amp_ray.inputs.experiment import Experiment
     from amp_ray.strategies.strategy import Strategy

@@ -21,8 +21,9 @@ from amp_ray.api.results import (
     StudyState,
     Sweep,
 )
-from amp_ray.calibration import Calibration, Choice, calibration_to_json
-from amp_ray.calibration import calibrate as fit
+from amp_ray.calibration.calibrate import Choice
+from amp_ray.calibration.calibrate import calibrate as fit
+from amp_ray.calibration.calibration import Calibration, calibration_to_json
 from amp_ray.calibration.intervals import score_with_intervals
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel as OurCostModel
