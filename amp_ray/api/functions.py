@@ -591,8 +591,7 @@ def init(
     if path is not None and path.exists():
         message = "is there already; name another file by -o"
         raise InputError(message, where=Where(file=str(path)))
-    presets = _part(options, Presets)
-    node = {key: value for key, value in options.items() if key not in presets}
+    presets, node = _part(options, Presets), _without(options, Presets)
     if {"device", "slots"} <= node.keys():
         presets.setdefault("cluster", "")
     _check_presets(None, presets)
@@ -755,9 +754,6 @@ def tune(
     from amp_ray.runtime.study.tuning import prepare
 
     searching = _Searching(options)
-    of_study: dict[str, Any] = {
-        name: value for name, value in options.items() if name not in Options.__annotations__
-    }
     experiment = load(
         source,
         hostfile=hostfile,
@@ -769,7 +765,7 @@ def tune(
         table=_path(replay),
         budget=experiment.trials.budget if budget is None else budget,
         workers=searching.by,
-        **of_study,
+        **_without(options, Options),
     )
     _check(experiment, chosen)
     folder = _path(study) or folder_for(experiment.name)
@@ -818,6 +814,10 @@ def _part(options: Mapping[str, Any], kind: type[_Part]) -> _Part:
     """Return the options that are keywords of one kind."""
     names = options.keys() & kind.__annotations__.keys()
     return cast("_Part", {name: options[name] for name in names})
+
+
+def _without(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in kind.__annotations__}
 
 
 def _path(name: AnyPath | None) -> Path | None:
