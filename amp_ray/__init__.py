@@ -41,21 +41,12 @@ __all__ = [
 
 _APART = {"Differences": "differences", "diff": "differences"}
 _APART |= {"Exported": "exports", "export": "exports"}
-"""Modules of names that few programs use, and that take long to import."""
+"""Modules of names that few programs use, and that take long to import; others: functions."""
 
 if TYPE_CHECKING:
-    from amp_ray.api import (
-        Calibration,
-        Checkup,
-        Estimate,
-        Experiment,
-        Explanation,
-        Plan,
-        Scores,
-        Strategy,
-        Study,
-        StudyState,
-        Sweep,
+    from amp_ray.api.differences import Differences, diff
+    from amp_ray.api.exports import Exported, export
+    from amp_ray.api.functions import (
         calibrate,
         doctor,
         explain,
@@ -68,8 +59,11 @@ if TYPE_CHECKING:
         tune,
         write_report,
     )
-    from amp_ray.api.differences import Differences, diff
-    from amp_ray.api.exports import Exported, export
+    from amp_ray.api.results import Checkup, Explanation, Plan, Scores, Study, StudyState, Sweep
+    from amp_ray.calibration.calibration import Calibration
+    from amp_ray.cost.estimate import Estimate
+    from amp_ray.inputs.experiment import Experiment
+    from amp_ray.strategies.strategy import Strategy
 
 else:
 
@@ -77,8 +71,8 @@ else:
         """Load a public name when it is first used."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        place = f"amp_ray.api.{_APART[name]}" if name in _APART else "amp_ray.api"
-        value = globals()[name] = getattr(import_module(place), name)
+        module = import_module(f"amp_ray.api.{_APART.get(name, 'functions')}")
+        value = globals()[name] = getattr(module, name)
         return value
 
 

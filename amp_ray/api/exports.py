@@ -94,11 +94,8 @@ class _Order:
 
     def read(self) -> Experiment | ReadStudy:
         """Read the source."""
-        study = self.study
-        return read_study(study, self.changes) if study else self.loaded()
-
-    def loaded(self) -> Experiment:
-        """Return the experiment, with the names of the hostfile."""
+        if self.study is not None:
+            return read_study(self.study, self.changes)
         return load(self.source, changes=self.changes)
 
     def named(self, experiment: Experiment) -> Experiment:

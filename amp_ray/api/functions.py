@@ -4,9 +4,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from rich.console import Console
 
@@ -21,8 +21,9 @@ from amp_ray.api.results import (
     StudyState,
     Sweep,
 )
-from amp_ray.calibration import Calibration, Choice, calibration_to_json
-from amp_ray.calibration import calibrate as fit
+from amp_ray.calibration.calibrate import Choice
+from amp_ray.calibration.calibrate import calibrate as fit
+from amp_ray.calibration.calibration import Calibration, calibration_to_json
 from amp_ray.calibration.intervals import score_with_intervals
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel as OurCostModel
@@ -75,6 +76,9 @@ Progress = Callable[[int, int], None]  # called with (finished candidates, all c
 CostModel = str
 """Name of a planner: ours (amp-ray), a published one (amp-2022, metis-2024, aceso-2024), or one
 that another package adds."""
+
+
+_Part = TypeVar("_Part")
 
 
 class Options(TypedDict, total=False):
@@ -163,15 +167,11 @@ class StudyOptions(Options, total=False):
     salvage: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Searching:
-    """`Options` with their defaults."""
+    """How to search."""
 
-    calibration: Calibration | AnyPath | None = None
-    transfer: bool = False
-    workers: int | None = None
-    address: str | None = None
-    progress: Progress | None = None
+    options: Options
 
     def load(
         self,
@@ -187,23 +187,24 @@ class _Searching:
         """
         experiment = load(source, changes=(*changes, *more))
         choice = choose_planner(experiment, cost_model)
-        if self.calibration is not None and not choice.traits.has_constants:
+        calibration = self.options.get("calibration")
+        if calibration is not None and not choice.traits.has_constants:
             message = (
                 f"--calibration fits constants of cost model {AMP_RAY}; {choice.name} has none"
             )
             raise InputError(message)
-        transfer = self.transfer or (bool(more) and self.calibration is not None)
-        return with_calibration(experiment, self.calibration, transfer=transfer), choice
+        transfer = self.options.get("transfer", False) or (bool(more) and calibration is not None)
+        return with_calibration(experiment, calibration, transfer=transfer), choice
 
     @property
     def by(self) -> Workers:
         """Workers of the search."""
-        return Workers(num=self.workers, address=self.address)
+        return Workers(num=self.options.get("workers"), address=self.options.get("address"))
 
     def tell(self, done: int, total: int) -> None:
         """Report the progress of a search to the caller's function, if there is one."""
-        if self.progress is not None:
-            self.progress(done, total)
+        if (progress := self.options.get("progress")) is not None:
+            progress(done, total)
 
 
 @checks_keywords
@@ -364,11 +365,7 @@ def _limited(experiment: Experiment, *, launchable: bool, only: Sequence[str] | 
 
 def _search_of(source: Source | None, options: Mapping[str, Any]) -> tuple[_Searching, Source]:
     """Return how to search, and what: the source, or that of the presets among the options."""
-    presets = {name: value for name, value in options.items() if name in Presets.__annotations__}
-    searching = _Searching(
-        **{name: value for name, value in options.items() if name not in presets}
-    )
-    return searching, _source(source, cast("Presets", presets))
+    return _Searching(cast("Options", options)), _source(source, _part(options, Presets))
 
 
 def _ways_to_fit(
@@ -417,8 +414,8 @@ def score(
         >>> mine.feasible, len(mine.strategy.bounds)
         (True, 3)
     """
-    calibrated = _Searching(calibration=calibration, transfer=transfer)
-    experiment, choice = calibrated.load(source, cost_model=cost_model)
+    searching = _Searching({"calibration": calibration, "transfer": transfer})
+    experiment, choice = searching.load(source, cost_model=cost_model)
     named = Path(strategies) if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(named, experiment)
     planner = choice.make(experiment)
@@ -464,7 +461,7 @@ def sweep(
         >>> two.iteration_time_s < one.iteration_time_s
         True
     """
-    searching = _Searching(**options)
+    searching = _Searching(options)
     variants = Variants(
         load=lambda changes: searching.load(source, changes, cost_model=cost_model),
         workers=searching.by,
@@ -512,7 +509,7 @@ def explain(
     if isinstance(source, Experiment):
         message = "what would help needs the keys of the experiment: give its file or values"
         raise InputError(message)
-    searching = _Searching(**options)
+    searching = _Searching(options)
     variants = Variants(
         load=lambda more: searching.load(source, changes, cost_model=AMP_RAY, more=more),
         workers=searching.by,
@@ -594,12 +591,11 @@ def init(
     if path is not None and path.exists():
         message = "is there already; name another file by -o"
         raise InputError(message, where=Where(file=str(path)))
-    node = {key: value for key, value in options.items() if key not in Presets.__annotations__}
-    presets = {key: value for key, value in options.items() if key not in node}
+    presets, node = _part(options, Presets), _without(options, Presets)
     if {"device", "slots"} <= node.keys():
         presets.setdefault("cluster", "")
-    _check_presets(None, cast("Presets", presets))
-    answers = answers_of(**presets)  # type: ignore[arg-type] # by name
+    _check_presets(None, presets)
+    answers = answers_of(**presets)
     answers = replace(answers, nodes=({**answers.nodes[0], **node},))
     named = name or (answers.name if path is None else path.stem)
     text = experiment_text(replace(answers, name=named), path or Path("experiment.yaml"))
@@ -757,19 +753,19 @@ def tune(
     from amp_ray.runtime.study.space import TuneOptions
     from amp_ray.runtime.study.tuning import prepare
 
-    searching, of_study = _divided(options)
+    searching = _Searching(options)
     experiment = load(
         source,
         hostfile=hostfile,
-        calibration=searching.calibration,
-        transfer=searching.transfer,
+        calibration=options.get("calibration"),
+        transfer=options.get("transfer", False),
     )
     chosen = TuneOptions(
         backend="replay" if replay is not None else trials or experiment.trials.backend,
         table=_path(replay),
         budget=experiment.trials.budget if budget is None else budget,
         workers=searching.by,
-        **of_study,
+        **_without(options, Options),
     )
     _check(experiment, chosen)
     folder = _path(study) or folder_for(experiment.name)
@@ -814,11 +810,14 @@ def _run(tuning: "Tuning", folder: Path, console: Console | None, *, resume: boo
     return Study(folder=folder, result=result)
 
 
-def _divided(options: Mapping[str, Any]) -> tuple[_Searching, dict[str, Any]]:
-    """Divide the keywords of `tune` into those of a search and those of a study."""
-    names = {field.name for field in fields(_Searching)}
-    searching = _Searching(**{name: options[name] for name in options.keys() & names})
-    return searching, {name: options[name] for name in options.keys() - names}
+def _part(options: Mapping[str, Any], kind: type[_Part]) -> _Part:
+    """Return the options that are keywords of one kind."""
+    names = options.keys() & kind.__annotations__.keys()
+    return cast("_Part", {name: options[name] for name in names})
+
+
+def _without(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in kind.__annotations__}
 
 
 def _path(name: AnyPath | None) -> Path | None:

@@ -25,7 +25,7 @@ from amp_ray.runtime.variants import Advice, Variant, knee, linear_fractions
 from amp_ray.search.planner import Planner
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.search.space import searched_dimensions
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, degrees_text
 from amp_ray.units import counted, figure_text
 
 if TYPE_CHECKING:
@@ -420,7 +420,4 @@ class Study(Shown):
 
 
 def _text(estimate: Estimate) -> str:
-    strategy = estimate.strategy
-    degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
-    size = f"micro-batch size {strategy.micro_batch_size}"
-    return f"{degrees}, {size}: {figure_text(estimate.iteration_time_s)} s"
+    return f"{degrees_text(estimate.strategy)}: {figure_text(estimate.iteration_time_s)} s"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from amp_ray import api, guests
+from amp_ray import guests
 from amp_ray.api.exports import FOLDERS, TARGETS, make_empty
 from amp_ray.api.exports import export as write_export
 from amp_ray.cli.exits import tell
@@ -48,13 +48,11 @@ from amp_ray.trials.profile.tables import model_text
 )
 @click.option(
     "--position",
-    "position",
     type=click.IntRange(min=1),
     help="Which strategy of the ranking.  [default: 1; of a study what it recommends]",
 )
 @file_option(
     "--strategies",
-    "strategies_path",
     help="Take the strategy at that position of this file, without search.",
 )
 @output_option(
@@ -69,13 +67,9 @@ from amp_ray.trials.profile.tables import model_text
 def export(
     *,
     experiment_path: Path,
-    changes: tuple[str, ...],
     target: str,
-    position: int | None,
-    strategies_path: Path | None,
     output: Path | None,
-    hostfile_path: Path | None,
-    cost_model: api.CostModel | None,
+    **options: Any,  # noqa: ANN401 - those of api.export
 ) -> None:
     """Write a strategy, an experiment or a study as files of other programs.
 
@@ -89,16 +83,7 @@ def export(
     if output is None and target in FOLDERS:
         raise InputError(f"--to {target} writes several files: name a folder by -o")
     path = None if output is None or str(output) == STDOUT else output
-    exported = write_export(
-        experiment_path,
-        target,
-        position=position,
-        strategies=strategies_path,
-        output=path,
-        hostfile=hostfile_path,
-        cost_model=cost_model,
-        changes=changes,
-    )
+    exported = write_export(experiment_path, target, output=path, **options)
     tell(exported.notes)
     click.echo(f"{output}: {exported.title}" if path else exported.text, nl=path is not None)
 

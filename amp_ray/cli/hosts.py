@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from amp_ray import api
+from amp_ray.api import functions as api
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED, table_console, tell
 from amp_ray.cli.options import (
     experiment_argument,

@@ -89,9 +89,7 @@ experiment_argument = together(
 )
 
 hostfile_option = file_option(
-    "--hostfile",
-    "hostfile_path",
-    help="Hosts to use, instead of the experiment's own hostfile.",
+    "--hostfile", help="Hosts to use, instead of the experiment's own hostfile."
 )
 
 json_option = click.option(

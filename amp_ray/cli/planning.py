@@ -7,8 +7,8 @@ from typing import Any, Final, get_args
 import click
 from rich.console import Group
 
-from amp_ray import api
-from amp_ray.calibration import calibration_to_json
+from amp_ray.api import functions as api
+from amp_ray.calibration.calibration import calibration_to_json
 from amp_ray.cli.exits import tell
 from amp_ray.cli.options import (
     calibration_options,

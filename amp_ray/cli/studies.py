@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import click
 from rich.live import Live
 
-from amp_ray import api
+from amp_ray.api import functions as api
 from amp_ray.cli.exits import table_console
 from amp_ray.cli.options import (
     STDOUT,
@@ -28,15 +28,14 @@ from amp_ray.report.console import console
 from amp_ray.report.study import end_view, state_view
 from amp_ray.runtime.study.reading import study_state
 from amp_ray.runtime.study.result import ENDINGS, StudyResult
+from amp_ray.tuner.state import POLICIES
 
 _REPLAY: Final = "replay:"
 
-_POLICIES: Final = ("best", "predicted-order", "random", "amp-2022")
-
-Backend = Literal["ssh", "local", "replay"]
+Backend = Literal["ssh", "local"]
 
 
-class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
+class TrialsType(click.ParamType[tuple[Backend | None, Path | None]]):
     """Option type for ``ssh``, ``local`` or ``replay:TABLE.csv``."""
 
     name = "ssh|local|replay:TABLE.csv"
@@ -46,15 +45,15 @@ class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
         value: Any,  # noqa: ANN401 - as click calls it
         param: click.Parameter | None,
         ctx: click.Context | None,
-    ) -> tuple[Backend, Path | None]:
-        """Parse the text of the option."""
+    ) -> tuple[Backend | None, Path | None]:
+        """Return the backend, or the table of recorded measurements."""
         if isinstance(value, tuple):
             return value
         if value in {"ssh", "local"}:
             return value, None
         if not value.startswith(_REPLAY) or value == _REPLAY:
             self.fail(f"{value!r} is none of ssh, local, replay:TABLE.csv", param, ctx)
-        return "replay", Path(value.removeprefix(_REPLAY))
+        return None, Path(value.removeprefix(_REPLAY))
 
 
 @click.command()
@@ -95,8 +94,8 @@ class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
 )
 @click.option(
     "--policy",
-    type=click.Choice(_POLICIES),
-    default=_POLICIES[0],
+    type=click.Choice(POLICIES),
+    default=POLICIES[0],
     show_default=True,
     help="Which strategy is tried next; all but the first are for comparison.",
 )
@@ -118,12 +117,12 @@ def tune(
     *,
     experiment_path: Path,
     changes: tuple[str, ...],
-    hostfile_path: Path | None,
+    hostfile: Path | None,
     calibration: Path | None,
     transfer: bool,
     json_target: str | None,
     study: Path | None,
-    trials: tuple[Backend, Path | None] | None,
+    trials: tuple[Backend | None, Path | None] | None,
     **options: Any,  # noqa: ANN401 - further ones of api.tune
 ) -> None:
     """Launch the most promising strategies, measure, recalibrate, repeat.
@@ -135,7 +134,7 @@ def tune(
 
     experiment = api.load(
         experiment_path,
-        hostfile=hostfile_path,
+        hostfile=hostfile,
         changes=changes,
         calibration=calibration,
         transfer=transfer,
@@ -146,7 +145,7 @@ def tune(
         with search_progress() as progress:
             ended = api.tune(
                 experiment,
-                trials=None if backend == "replay" else backend,
+                trials=backend,
                 replay=table,
                 study=folder,
                 progress=progress,

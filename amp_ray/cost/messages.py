@@ -127,7 +127,10 @@ class MessageModel:
         return sample_bytes(self.model, tp, self.precision, sequence_parallel=divided)
 
     def crossing_bytes(self, before: StageOptions, after: StageOptions) -> tuple[FloatArray, ...]:
-        """Return the bytes by boundary of a sample's activation and gradient over all tp ranks."""
+        """Return the bytes of a sample's activation and gradient over all tp ranks of a cut.
+
+        Both have shape ``(num_layers + 1,)``, by boundary.
+        """
         divided = before.sequence_parallel or after.sequence_parallel
         kinds = (
             (self.traits.sliced_activations, after.tp),

@@ -433,7 +433,8 @@ def unaligned_rate(rank: Rank, constants: Constants) -> float:
 
     Where nothing was measured, it is that of the units of single precision, two numbers in half
     precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data sheet:
-    31.4 and 15.7 TFLOP/s). The rate is infinite in single precision.
+    31.4 and 15.7 TFLOP/s). The rate is in floating-point operations per second, and infinite in
+    single precision.
     """
     device = rank.device
     if device.fp32_flops is None or rank.precision == "fp32":

@@ -158,7 +158,10 @@ class PlacedStages:
         return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
 
     def exchanges(self, topology: Topology, copies: int) -> list[Path]:
-        """Return rate and latencies of each stage's expert all-to-alls if all run at once."""
+        """Return rate and latencies of each stage's expert all-to-alls if all run at once.
+
+        ``copies`` is that of `Topology.exchange`.
+        """
         if all(options.ep == 1 for options in self.distinct_options[0]):
             return [NO_RING] * self.pp
         grids = map(self.expert_grid, range(self.pp))

@@ -188,7 +188,7 @@ def slowest_replica(
 
     Shapes are ``(3, num_chunks, dp, num_slices)`` of ``passes_s`` (forward, backward, and the
     all-reduces within both), ``(2, num_chunks - 1, dp, num_slices)`` of ``sends_s`` (activation and
-    gradient across each cut).
+    gradient across each cut); times are in seconds. ``num_micro_batches`` are those of a replica.
 
     Returns:
         The pipeline's part of a breakdown.

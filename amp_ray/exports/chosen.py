@@ -9,7 +9,7 @@ from typing import Any, Final
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, degrees_text
 from amp_ray.units import figure_text
 
 _OFF: Final[Mapping[str, object]] = {
@@ -35,11 +35,8 @@ class Chosen:
     @property
     def title(self) -> str:
         """Title in one line; the experiment's name may contain any printable text."""
-        strategy = self.strategy
-        degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
         time = "" if self.predicted_s is None else f", {figure_text(self.predicted_s)} s predicted"
-        size = f"micro-batch size {strategy.micro_batch_size}"
-        return f"{self.experiment.name}: {degrees}, {size}{time}"
+        return f"{self.experiment.name}: {degrees_text(self.strategy)}{time}"
 
     def file_word(self, usual: str) -> str:
         """Return the name of the file to write, quoted for a shell; ``usual`` if it has none."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
 import yaml
@@ -310,6 +311,8 @@ def read_configuration(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the keys of a STRATEGY, and patterns of the keys that are read or have no effect.
 
+    Beside its keys it has ``processes``: their number, and how the file states it.
+
     Args:
         config: A configuration of nanotron or Accelerate.
         text: The same as text, with its comments.
@@ -325,9 +328,7 @@ def read_configuration(
     record = {"tp": 1, "pp": 1, "recompute": "none", **_read_plugin(config)}
     record["bounds"] = _even_bounds(experiment, record["pp"])
     processes = count_of(config, "num_processes", experiment.cluster.num_devices)
-    num_devices = experiment.cluster.num_devices
-    if processes != num_devices:
-        raise ValueError(f"num_processes {processes}; the experiment has {num_devices} devices")
+    record["processes"] = processes, f"num_processes {processes}"
     name = {"no": "fp32"}.get(str(config.get("mixed_precision", "")), config.get("mixed_precision"))
     record |= {} if name is None else {"precision": name}
     recompute = _RECOMPUTE.search(text)
@@ -412,6 +413,9 @@ def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     record: dict[str, Any] = {name: count_of(parallelism, name, 1) for name in ("tp", "pp", "dp")}
     record["ep"] = count_of(parallelism, "expert_parallel_size", 1)
     record["cp"] = count_of(parallelism, "context_parallel_size", 1)
+    degrees = ("tp", "pp", "cp", "dp")
+    world = prod(record[name] for name in degrees)
+    record["processes"] = world, " x ".join(f"{name} {record[name]}" for name in degrees)
     steps = count_of(tokens, "batch_accumulation_per_replica", 1)
     record["micro_batch_size"] = count_of(tokens, "micro_batch_size", 1)
     record["global_batch_size"] = record["dp"] * record["micro_batch_size"] * steps

@@ -454,7 +454,7 @@ def parse_layout(text: str) -> list[int]:
         ValueError: If the text is no layout, or longer than that of any model.
 
     Example:
-        >>> parse_layout("Et*3|(t*2|)*2tL")
+        >>> parse_layout("Et*3|(tt|)*2,tL")
         [3, 2, 2, 1]
     """
     unrolled = text.replace(",", "")

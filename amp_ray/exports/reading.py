@@ -148,6 +148,7 @@ def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]]
 def _from_yaml(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
     config = parse_yaml(text, file=file).values
     record, known = read_configuration(config, text, experiment)
+    record |= _placed(experiment.cluster, *record.pop("processes"))
     if record.get("bounds", ()) is None:
         del record["bounds"]
     return {**record, "not_read": not_read(switched_on(config), file, known=known)}
@@ -172,9 +173,11 @@ def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str,
     check_optimizer(flags, experiment)
     record = read_flags(flags, experiment.model)
     placement = _placement(text, experiment.cluster)
-    if placement is None:
-        placement = _first_places(text, launcher, experiment.cluster)
-    record |= {} if placement is None else {"placement": placement}
+    record |= (
+        _first_places(text, launcher, experiment.cluster)
+        if placement is None
+        else {"placement": placement}
+    )
     return {**record, "not_read": notes_of(flags, experiment, file)}
 
 
@@ -194,7 +197,7 @@ def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
 def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
     """Read torchtitan's settings from flags, TOML or an exported Python file."""
     settings: dict[str, Any] = {}
-    placement = None
+    placement: dict[str, Any] = {}
     if _TITAN_PYTHON.search(text):
         settings = _python_settings(text)
     elif _TITAN_TOML.search(text):
@@ -206,8 +209,7 @@ def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, An
             section, _, key = flag.rpartition(".")
             settings.setdefault(section, {})[key] = _literal(value)
         settings = {**settings.pop("", {}), **settings}
-    record = read_settings(settings, experiment)
-    record |= {} if placement is None else {"placement": placement}
+    record = read_settings(settings, experiment) | placement
     return {**record, "not_read": notes_of_settings(settings, file)}
 
 
@@ -357,13 +359,20 @@ def _pairs(words: Sequence[str], dialect: _Dialect) -> list[tuple[str, str]]:
     return pairs
 
 
-def _first_places(text: str, flags: Mapping[str, str], cluster: Cluster) -> list[list[Any]] | None:
-    """Return the first devices, if a script starts fewer processes than there are devices.
+def _placed(cluster: Cluster, num_processes: int, stated: str) -> dict[str, Any]:
+    """Return the first devices as ``placement``, if there are more of them than processes.
 
     Raises:
-        ValueError: If it starts more.
+        ValueError: If there are fewer.
     """
-    num_devices = cluster.num_devices
+    if num_processes > cluster.num_devices:
+        raise ValueError(f"{stated}; the experiment has {cluster.num_devices} devices")
+    places = [[host, slot] for host, slot in cluster.places[:num_processes]]
+    return {"placement": places} if num_processes < cluster.num_devices else {}
+
+
+def _first_places(text: str, flags: Mapping[str, str], cluster: Cluster) -> dict[str, Any]:
+    """Return the devices of a script's processes, as `_placed`, if it states their number."""
     directives = " ".join(_DIRECTIVE.findall(text))
     pairs = {**dict(_pairs(directives.split(), _MEGATRON_DIALECT)), **flags}
     counts = {
@@ -376,14 +385,10 @@ def _first_places(text: str, flags: Mapping[str, str], cluster: Cluster) -> list
     for nodes in ("nnodes", "num-nodes", "nodes"):
         for slots in ("nproc-per-node", "num-gpus", "gpus-per-node"):
             world = counts.get(nodes, 0) * counts.get(slots, 0)
-            if 0 < world < num_devices:
-                return [[host, slot] for host, slot in cluster.places[:world]]
-            if world > num_devices:
-                raise ValueError(
-                    f"--{nodes} {counts[nodes]} x --{slots} {counts[slots]} = {world} processes; "
-                    f"the experiment has {num_devices} devices"
-                )
-    return None
+            if world:
+                stated = f"--{nodes} {counts[nodes]} x --{slots} {counts[slots]}"
+                return _placed(cluster, world, f"{stated} = {world} processes")
+    return {}
 
 
 def _check_job(record: dict[str, Any], experiment: Experiment) -> None:
@@ -417,16 +422,10 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))
-    replicas = record.get("dp")
     record["dp"], rest = divmod(num_devices, per_replica)
-    if rest or replicas not in {None, record["dp"]}:
+    if rest:
         degrees = f"tp {record['tp']} x pp {record['pp']}"
-        message = (
-            f"{degrees} do not divide the {num_devices} devices of the experiment"
-            if rest
-            else f"{degrees} x dp {replicas}; the experiment has {num_devices} devices"
-        )
-        raise ValueError(message)
+        raise ValueError(f"{degrees} do not divide the {num_devices} devices of the experiment")
     samples = record["dp"] * record["micro_batch_size"]
     record["num_micro_batches"], rest = divmod(batch, samples)
     if rest:

@@ -3,6 +3,7 @@
 A key is read, or refused because it makes another architecture, or named as not read.
 """
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BeforeValidator, ConfigDict
 from pydantic import dataclasses as checked
 
-from amp_ray.errors import InputError, Mistakes, Where, printable, shown
+from amp_ray.errors import LONGEST_VALUE, InputError, Mistakes, Where, printable, shown
 from amp_ray.inputs.not_read import not_read
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import MOST_LAYERS
@@ -25,6 +26,7 @@ _FLAGS: Final = ("tied_embedding", "attention_bias", "query_key_norm")
 _MAY_BE_ZERO: Final = ("first_dense_layers", "mtp_layers", "query_rank", "shared_feed_forward_size")
 _LARGEST_FIGURE: Final = 10**9
 _MOST_PARTS: Final = 6  # of another architecture that a message lists
+_LIST: Final = "docs/experiment-file.md lists the types that are read"
 _ADVICE: Final = "a model of other blocks can be described by model.blocks"
 _LANGUAGE_PARTS: Final = ("text_config", "llm_config", "language_config")
 _TOWERS: Final = re.compile("vision|visual|audio|speech|image")
@@ -124,8 +126,9 @@ class _Config:
                 key for key, value in values.items() if is_part(key) and not _is_off(key, value)
             ]
             having = f" with {', '.join(parts[:_MOST_PARTS])}" if parts else ""
-            types = ", ".join(table.types)
-            message = f"found {shown(kind)}{having}; expected one of {types}; {_ADVICE}"
+            near = difflib.get_close_matches(str(kind)[:LONGEST_VALUE], table.types, cutoff=0.75)
+            similar = f"similar names that are read: {', '.join(near)}; " if near else ""
+            message = f"found {shown(kind)}{having}; {similar}{_LIST}; {_ADVICE}"
             raise InputError(message, where=_within(place, "model_type"))
         architecture = table.types[kind]
         stated = {key: value for key, value in values.items() if value is not None}

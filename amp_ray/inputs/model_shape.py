@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.inputs.model_config import Architecture, read_config
 from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text, Title
 from amp_ray.models.model import FOR_PEOPLE, MOST_LAYERS, BlockFigures, LayerList, ModelShape
+from amp_ray.shipped import Table, Words
 from amp_ray.units import GIGA, counted
 
 _Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
@@ -86,79 +87,26 @@ else:
     )
 
 
-_LANGUAGE_MODEL: Final = (
-    "num_layers",
-    "hidden_size",
-    "num_heads",
-    "sequence_length",
-    "vocab_size",
-)
-_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpt2": _LANGUAGE_MODEL,
-    "llama": _LANGUAGE_MODEL,
-    "transgan": ("hidden_size", "num_heads", "depth", "bottom_width"),
-    "t5": _LANGUAGE_MODEL,
-    "wide_resnet": ("num_layers",),
-    "vit": ("num_layers", "hidden_size", "num_heads"),
-    "blocks": ("blocks",),
-}
 _EXPERTS: Final = ("num_experts", "experts_per_token", "expert_feed_forward_size")
 _LATENT: Final = ("key_value_rank", "head_size", "rotary_head_size", "value_head_size")
 _OF_EXPERTS: Final = ("shared_feed_forward_size", "first_dense_layers")
-_DECODER: Final = (
-    *_EXPERTS,
-    *_OF_EXPERTS,
-    *_LATENT,
-    "query_rank",
-    "attention_windows",
-    "attention_bias",
-    "expert_bias",
-    "clamped_activation",
-    "scaled_rotation",
-    "query_key_norm",
-    "post_norms",
-    "mtp_layers",
-    "extra_parameters",
-)
-"""Figures of newer decoder families."""
-
-_OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpt2": ("feed_forward_size", "tied_embedding", *_EXPERTS, *_OF_EXPERTS),
-    "llama": ("feed_forward_size", "num_key_value_heads", "tied_embedding", *_DECODER),
-    "transgan": ("latent_size", "window_size"),
-    "t5": (
-        "num_decoder_layers",
-        "decoder_sequence_length",
-        "head_size",
-        "feed_forward_size",
-        "gated_feed_forward",
-        "tied_embedding",
-    ),
-    "wide_resnet": ("width_factor", "base_channels", "image_size", "num_classes"),
-    "vit": ("feed_forward_size", "image_size", "patch_size", "num_classes"),
-    "blocks": ("sequence_length",),
-}
 _ANY_FAMILY: Final = ("config", "family", "layer_list", *FOR_PEOPLE)
 
 _GATED_MULTIPLE: Final = 256
 """Llama rounds its feed-forward width, 8/3 of the hidden size, up to a multiple of this."""
 
-_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "gpt2": {"tied_embedding": True},
-    "t5": {"tied_embedding": True},
-    # Length of the random input: times 81 x 1024, it gives the 42.5 M weights of the first layer.
-    # Large pictures use windows of 16 x 16 tokens.
-    "transgan": {"latent_size": 512, "window_size": 16},
-    # Wide-ResNet-50-2, ViT-B/16, both on ImageNet
-    "wide_resnet": {
-        "width_factor": 2,
-        "base_channels": 64,
-        "image_size": 224,
-        "num_classes": 1000,
-    },
-    "vit": {"image_size": 224, "patch_size": 16, "num_classes": 1000},
-}
-"""Figures of a family that a file may leave out, besides those that follow from others."""
+
+class _Family(BaseModel, extra="forbid", frozen=True):
+    needed: Words
+    optional: Words
+    defaults: dict[str, Any] = {}
+
+
+class Families(Table):
+    """The file `families.yaml`, which describes its fields."""
+
+    file = "inputs/families.yaml"
+    families: dict[str, _Family]
 
 
 def model_shape(section: ModelSection, config_text: str | None = None) -> ModelShape:
@@ -177,14 +125,16 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
             most = f"sequence_length {length}, the most of the model's configuration"
             figures["assumed"] = (f"{most}: set model.sequence_length to that of your training",)
     family: str | None = figures.get("family")
+    families = Families.shipped().families
     if family is None:
+        *names, last = families
         raise ValueError(
-            f"model needs 'family' ({', '.join(list(_NEEDED)[:-1])} or {list(_NEEDED)[-1]}) "
+            f"model needs 'family' ({', '.join(names)} or {last}) "
             "or 'config' (a Hugging Face config.json)"
         )
     _check_figures(figures, family)
     named = {key: value for key, value in figures.items() if key not in {"config", "layer_list"}}
-    figures = {**_DEFAULTS.get(family, {}), **named}
+    figures = {**families[family].defaults, **named}
     if "num_heads" in figures:
         figures.setdefault("num_key_value_heads", figures["num_heads"])
         figures.setdefault("feed_forward_size", _feed_forward(family, figures["hidden_size"]))
@@ -200,7 +150,7 @@ def _check_complete(architecture: Architecture, file: str, figures: Mapping[str,
     """Refuse a configuration that lacks a figure which the file of the experiment does not set."""
     keys = architecture.keys
     mistakes = Mistakes()
-    for figure in _NEEDED[figures["family"]]:
+    for figure in Families.shipped().families[figures["family"]].needed:
         if figure not in figures and figure in keys:
             with mistakes.collect():
                 where = Where(file=file, key=" or ".join(keys[figure]))
@@ -210,7 +160,8 @@ def _check_complete(architecture: Architecture, file: str, figures: Mapping[str,
 
 def _complete_experts(figures: dict[str, Any]) -> None:
     """Add the default width of experts; refuse figures that do not fit."""
-    present = [key for key in _DECODER if figures.get(key)]
+    names = (*_EXPERTS, *_OF_EXPERTS, *_LATENT, "query_rank")
+    present = [key for key in names if figures.get(key)]
     if "num_experts" in present and "expert_feed_forward_size" not in present:
         figures["expert_feed_forward_size"] = figures["feed_forward_size"]
         present.append("expert_feed_forward_size")
@@ -285,9 +236,10 @@ _COMPLETE: Final[Mapping[str, Callable[[dict[str, Any]], None]]] = {
 
 def _check_figures(figures: Mapping[str, Any], family: str) -> None:
     """Refuse an unknown family, and figures that it lacks or does not have."""
-    if family not in _NEEDED:
-        raise ValueError(f"family {family!r} is unknown; known: {', '.join(_NEEDED)}")
-    needed, optional = _NEEDED[family], _OPTIONAL[family]
+    families = Families.shipped().families
+    if family not in families:
+        raise ValueError(f"family {family!r} is unknown; known: {', '.join(families)}")
+    needed, optional = families[family].needed, families[family].optional
     missing = [key for key in needed if key not in figures]
     if missing:
         message = f"family {family!r} needs {', '.join(needed)}; missing: {', '.join(missing)}"

@@ -281,7 +281,7 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
 
     Sum, bottleneck and step end are bounded separately, so a partition may cost more than the
     bounds of all of its options. Partitions above ``limit_s``, step end included, are ignored. The
-    bound is infinite if no partition within the limit uses the option.
+    bounds have shape ``(E,)``; infinite if no partition within the limit uses the option.
     """
     order = problem.uncapped.options.order
     least_s = np.array([term.least_s for term in problem.terms])

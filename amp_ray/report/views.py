@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from amp_ray.calibration import Calibration, TrialRecord
+from amp_ray.calibration.calibration import Calibration, TrialRecord
 from amp_ray.report.console import FIGURE, TEXT, WORD, Row, phrase_lines, table
 from amp_ray.report.strategy_text import COMMUNICATION, communication, plan_text, with_idle
 from amp_ray.trials.doctor.findings import Finding, Level, only

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from amp_ray import guests
-from amp_ray.calibration import Calibration, Observation, apply_calibration, parse_calibration
-from amp_ray.calibration.observation import noise_of
+from amp_ray.calibration.calibration import Calibration, apply_calibration, parse_calibration
+from amp_ray.calibration.observation import Observation, noise_of
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where

@@ -24,7 +24,7 @@ from amp_ray.cost.stages import without_context
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
-from amp_ray.partition import even_bounds
+from amp_ray.partition.problem import even_bounds
 from amp_ray.search.cuts import best_bounds, roomiest_bounds, ruled_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.grid_bounds import GridBounds

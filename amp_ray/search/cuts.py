@@ -10,14 +10,10 @@ from amp_ray.cost.model import StageCosts
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
-from amp_ray.partition import (
-    PartitionProblem,
-    StageTables,
-    chain_problem,
-    even_bounds,
-)
 from amp_ray.partition.exact import best_chain
 from amp_ray.partition.layout import laid_out_chain
+from amp_ray.partition.problem import PartitionProblem, chain_problem, even_bounds
+from amp_ray.partition.tables import StageTables
 from amp_ray.runtimes.cut_rules import weighed_bounds
 from amp_ray.runtimes.traits import RuntimeTraits
 

@@ -641,7 +641,7 @@ def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> I
     """Return the number of stages per kind when stages use the fastest kinds first.
 
     ``total_s`` are the seconds of the same layers on each kind, ``count`` its tensor-parallel
-    groups. A stage of several kinds counts as its slowest.
+    groups. The result has shape ``(num_kinds,)``; a stage of several kinds counts as its slowest.
     """
     order = np.argsort(total_s, kind="stable")
     ends = np.minimum(np.cumsum(count[order]) // candidate.options.dp, candidate.pp)

@@ -22,14 +22,9 @@ from amp_ray.cost.memory import StageMemory
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.stages import PlacedStages, prefix_sums
 from amp_ray.cost.verdict import safe_memory_fraction
-from amp_ray.partition import (
-    NO_ROW,
-    OptionTable,
-    PartitionProblem,
-    PartitionSolution,
-    StageTables,
-    solve,
-)
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import PartitionProblem, PartitionSolution
+from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 from amp_ray.search.cuts import (
     best_bounds,
     fitting_bounds,

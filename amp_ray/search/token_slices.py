@@ -159,7 +159,7 @@ def _beyond(
     """Return which slices are at least as large as one that ran out of memory, as a mask.
 
     Measurements with context cover a grid of sequences, tokens and contexts; a point missing from
-    the grid ran out of memory.
+    the grid ran out of memory. The mask has shape ``(B, cells)``.
     """
     places = table.points.places
     measured = places[places[:, 2] > 0]

@@ -348,6 +348,12 @@ def all_bounds(model: Model, strategy: Strategy) -> tuple[int, ...]:
     return chunk_bounds(model, strategy.bounds, strategy.virtual_stages)
 
 
+def degrees_text(strategy: Strategy) -> str:
+    """Return degrees and micro-batch size; ``*`` for a degree that differs between stages."""
+    degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
+    return f"{degrees}, micro-batch size {strategy.micro_batch_size}"
+
+
 def named(strategy: Strategy) -> str:
     """Name a strategy in a message by its degrees and bounds."""
     figures = {

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.calibration import Calibration, Predictor
+from amp_ray.calibration.calibration import Calibration
 from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.linear import PRIOR_TRIALS
-from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS
+from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Predictor
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
 

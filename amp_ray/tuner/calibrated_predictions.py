@@ -8,10 +8,12 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.calibration import Calibration, Observation, Predictor, apply_calibration, calibrate
+from amp_ray.calibration.calibrate import calibrate
+from amp_ray.calibration.calibration import Calibration, apply_calibration
 from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.linear import LinearProblem, fit_linear
-from amp_ray.calibration.predictions import PRIOR
+from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.predictions import PRIOR, Predictor
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.calibration import Calibration
+from amp_ray.calibration.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.trials.outcome import Measured

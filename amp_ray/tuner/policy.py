@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.calibration import Predictor
+from amp_ray.calibration.predictions import Predictor
 from amp_ray.trials.steps import IQR_PER_SIGMA, UNSTEADY_FRACTION
 from amp_ray.tuner.belief import Belief, ErrorModel, time_covariance
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor

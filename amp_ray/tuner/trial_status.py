@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from amp_ray.calibration import Observation, observe
+from amp_ray.calibration.observation import Observation, observe
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, blames_host

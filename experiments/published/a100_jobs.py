@@ -5,7 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.calibration import Choice, Observation, Predictor
+from amp_ray.calibration.calibrate import Choice
+from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.predictions import Predictor
 from published.evaluation import Metrics, Predicted, band, fitted, predict, with_values
 from published.metrics import (
     bias,

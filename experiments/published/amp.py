@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from amp_ray.calibration import Calibration, Choice, Observation, apply_calibration, calibrate
+from amp_ray.calibration.calibrate import Choice, calibrate
+from amp_ray.calibration.calibration import Calibration, apply_calibration
+from amp_ray.calibration.observation import Observation
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy

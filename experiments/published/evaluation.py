@@ -7,7 +7,10 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.calibration import Calibration, Choice, Observation, Predictor, calibrate
+from amp_ray.calibration.calibrate import Choice, calibrate
+from amp_ray.calibration.calibration import Calibration
+from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.predictions import Predictor
 from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray
-from amp_ray.calibration import Observation
 from amp_ray.calibration.intervals import WIDTH, evidence, log_shifts, time_sigmas, width_factor
+from amp_ray.calibration.observation import Observation
 from published.evaluation import Metrics, predict
 
 COVERAGE: Final = 0.9

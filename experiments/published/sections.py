@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from amp_ray.calibration import Calibration, Observation
+from amp_ray.calibration.calibration import Calibration
+from amp_ray.calibration.observation import Observation
 from amp_ray.runtime.files import load_experiment, load_observations
 from published import a100_jobs, amp, interval_widths, today_jobs
 from published.interval_widths import TableErrors, table_errors

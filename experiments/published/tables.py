@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from amp_ray.calibration import Observation
+from amp_ray.calibration.observation import Observation
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import ExperimentFile, build_experiment

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.calibration import Observation
+from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.populations import upper_class
 from published.a100_jobs import NUM_TRIALS, by_group, error_metrics, ranking_metrics, tuned
 from published.evaluation import Metrics, Predicted, predict

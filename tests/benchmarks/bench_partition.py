@@ -13,14 +13,9 @@ from itertools import product
 
 import numpy as np
 
-from amp_ray.partition import (
-    OptionTable,
-    PartitionProblem,
-    PartitionSolution,
-    StageTables,
-    chain_problem,
-    solve,
-)
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import PartitionProblem, PartitionSolution, chain_problem
+from amp_ray.partition.tables import OptionTable, StageTables
 
 CHAINS = ((30, 16, 1.0), (1000, 64, 50.0), (4000, 128, 300.0))  # layers, stages, target in ms
 MICRO_BATCHES = (1, 2, 8, 64, 1000)

@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from amp_ray.calibration import apply_calibration, calibrate
+from amp_ray.calibration.calibrate import calibrate
+from amp_ray.calibration.calibration import apply_calibration
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment, load_observations, load_strategies

@@ -7,8 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.calibration import Choice, Observation, Predictor, apply_calibration, calibrate
-from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR
+from amp_ray.calibration.calibrate import Choice, calibrate
+from amp_ray.calibration.calibration import apply_calibration
+from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Predictor
 from amp_ray.clusters.constants import PRIOR_SIGMA
 from amp_ray.inputs.experiment import Experiment
 from support.examples import examples

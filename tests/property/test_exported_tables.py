@@ -2,7 +2,7 @@
 
 import pytest
 
-from amp_ray import api
+import amp_ray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.exports.rows import csv_table
 from amp_ray.inputs.experiment import Experiment
@@ -54,7 +54,7 @@ def test_a_table_of_a_plan_has_its_strategies(case: str) -> None:
     model, nodes, runtime, search = CASES[case]
     text = TEXT.format(model=model, nodes=nodes, runtime=runtime, search=search)
     experiment = experiment_from(text)
-    plan = api.plan(experiment, num_rows=None, workers=0)
+    plan = amp_ray.plan(experiment, num_rows=None, workers=0)
     made = [
         result
         for result in plan.results

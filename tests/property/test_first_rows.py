@@ -10,7 +10,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.verdict import safe_memory_fraction
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.partition import even_bounds
+from amp_ray.partition.problem import even_bounds
 from amp_ray.runtime import planning
 from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import ALONE

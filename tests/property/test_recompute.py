@@ -13,7 +13,8 @@ from amp_ray.cost.roofline import Rank
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.verdict import safe_memory_fraction
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.partition import PartitionSolution, solve
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import PartitionSolution
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import partition_problem
 from amp_ray.search.ranking import is_risky

@@ -7,36 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.models.families import build_model
-from amp_ray.models.model import Model, ModelShape
+from amp_ray.models.model import Model
 from amp_ray.trials.runtime_strategy import runtime_bounds
 from support.examples import examples
+from support.published import GPT2, TRANSGAN
 
-GPT2 = ModelShape(
-    family="gpt2",
-    num_layers=24,
-    hidden_size=64,
-    num_heads=4,
-    sequence_length=8,
-    vocab_size=64,
-    num_key_value_heads=4,
-    feed_forward_size=256,
-    tied_embedding=True,
-)
-TRANSGAN = ModelShape(
-    family="transgan",
-    num_layers=24,
-    hidden_size=1024,
-    num_heads=4,
-    sequence_length=81,
-    vocab_size=0,
-    num_key_value_heads=4,
-    feed_forward_size=4096,
-    tied_embedding=False,
-    depth=(12, 0, 0, 0, 0, 12),
-    bottom_width=9,
-    latent_size=512,
-    window_size=18,
-)
 PUBLISHED = {shape.family: build_model(shape, layer_list="amp-2022") for shape in (GPT2, TRANSGAN)}
 OWN = {shape.family: build_model(shape, layer_list="runtime") for shape in (GPT2, TRANSGAN)}
 FAMILIES = pytest.mark.parametrize("family", ["gpt2", "transgan"])

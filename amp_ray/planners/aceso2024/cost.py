@@ -29,7 +29,7 @@ from amp_ray.inputs.operator_profile import (
 )
 from amp_ray.planners.operators.cost import NOT_PROFILED, run_sums
 from amp_ray.planners.operators.resharding import stage_exchanges
-from amp_ray.planners.operators.strategy import operator_uses
+from amp_ray.planners.operators.strategy import operator_uses, refuse_uneven
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import MEGA, MIB
@@ -57,16 +57,10 @@ def aceso_plan(strategy: Strategy, profile: OperatorProfile) -> AcesoPlan:
         ValueError: If the strategy's layers do not match the profile's chain, or replicas share
             samples unevenly.
     """
-    samples = strategy.samples_per_micro_batch
-    for index, stage in enumerate(strategy.stages):
-        if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
-            raise ValueError(
-                f"cost model aceso-2024 divides a micro-batch evenly; stage {index} has shares "
-                f"{list(stage.shares)}"
-            )
+    refuse_uneven(strategy, "cost model aceso-2024 divides")
     return AcesoPlan(
         stages=operator_uses(strategy, profile),
-        micro_batch_size=samples,
+        micro_batch_size=strategy.samples_per_micro_batch,
         num_micro_batches=strategy.num_micro_batches,
     )
 

@@ -97,7 +97,7 @@ def aceso_plan_text(strategy: Strategy, experiment: Experiment) -> str:
     if strategy.placement != tuple(range(experiment.cluster.num_devices)):
         raise ValueError(
             f"Aceso uses all {experiment.cluster.num_devices} devices in their order; the strategy "
-            "has another placement"
+            "has another placement: plan with search.idle_devices=false, or choose another one"
         )
     stages = operator_uses(strategy, profile)
     columns = [list(zip(*uses, strict=True)) for uses in stages]

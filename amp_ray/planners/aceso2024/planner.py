@@ -209,7 +209,7 @@ def offered(
 
     The published planner computes what a stage sends at the tp of the stage's first operator, so a
     mix of options is one option for each tp at which a stage may begin. T5 has no prices for mixes.
-    Return also the option of each operator under each option of the problem.
+    The result is the option of each operator under each option of the problem, and the problem.
     """
     profile, number = setting.profile, len(options)
     if not setting.mixes_operators:

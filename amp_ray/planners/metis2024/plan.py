@@ -143,7 +143,8 @@ class MetisSetting:
         A stage of one device type shares samples evenly. In a mixed stage, a data-parallel index
         counts as its first device; its share is proportional to the inverse of a whole model's time
         at micro-batch size 1, rounded down, and the remaining samples go one each to the largest
-        fractions. The result is None if a type was not measured at that tp.
+        fractions. The result has an entry per data-parallel index, or is None if a type was not
+        measured at that tp.
         """
         dp, tp = plan.degrees[stage]
         types = self.stage_types(plan)[stage]

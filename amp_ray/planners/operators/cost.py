@@ -32,7 +32,7 @@ from amp_ray.cost.verdict import NOT_SEARCHED, OUT_OF_MEMORY, Judge
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.operator_profile import CollectiveKind, OperatorProfile
 from amp_ray.planners.operators.resharding import stage_exchanges
-from amp_ray.planners.operators.strategy import operator_uses
+from amp_ray.planners.operators.strategy import operator_uses, refuse_uneven
 from amp_ray.runtimes.traits import HALF_BYTES
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 from amp_ray.strategies.operator_run import OperatorUse
@@ -497,13 +497,7 @@ def _infeasible(strategy: Strategy, stage: int, why: Reason) -> Infeasible:
 
 def _check(strategy: Strategy, num_devices: int) -> None:
     """Reject uneven shares and devices that do not exist."""
-    samples = strategy.samples_per_micro_batch
-    for index, stage in enumerate(strategy.stages):
-        if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
-            raise ValueError(
-                f"operators divide a micro-batch evenly; stage {index} has shares "
-                f"{list(stage.shares)}"
-            )
+    refuse_uneven(strategy, "operators divide")
     if max(strategy.placement) >= num_devices:
         raise ValueError(
             f"the cluster has {num_devices} devices, numbered from 0; found a rank on device "

@@ -90,6 +90,16 @@ def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[Ope
     return [_stage_uses(stage, edges, profile) for stage in strategy.stages]
 
 
+def refuse_uneven(strategy: Strategy, subject: str) -> None:
+    """Refuse replicas that share samples unevenly; ``subject`` divides a micro-batch evenly."""
+    samples = strategy.samples_per_micro_batch
+    for index, stage in enumerate(strategy.stages):
+        if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
+            raise ValueError(
+                f"{subject} a micro-batch evenly; stage {index} has shares {list(stage.shares)}"
+            )
+
+
 def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) -> list[OperatorUse]:
     """Return the use of each operator of a stage; recompute covers the stage's first blocks."""
     if stage.operators:

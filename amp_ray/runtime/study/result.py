@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from amp_ray.calibration import calibration_to_json
+from amp_ray.calibration.calibration import calibration_to_json
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.inputs.strategies import (
     DIMENSION_COLUMNS,

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
-from amp_ray.calibration import calibration_to_json, fingerprint
+from amp_ray.calibration.calibration import calibration_to_json
+from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.yaml_text import parse_yaml

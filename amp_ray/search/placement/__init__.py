@@ -20,7 +20,9 @@ every stage takes 2 s. The first micro-batch takes ``4 * 2`` s and its three cut
 three times, ``8 + 3 + 6 = 17`` s. The modules compute the same:
 
     >>> import numpy as np
-    >>> from amp_ray.partition import OptionTable, PartitionProblem, StageTables, solve
+    >>> from amp_ray.partition.exact import solve
+    >>> from amp_ray.partition.problem import PartitionProblem
+    >>> from amp_ray.partition.tables import OptionTable, StageTables
     >>> from amp_ray.search.placement.node_moves import NodeClass, Scope, class_moves
     >>> from amp_ray.search.placement.placement_graph import FlatGraph, Grower
     >>> from amp_ray.search.placement.placement_prices import CutRow

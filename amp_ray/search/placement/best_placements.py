@@ -20,8 +20,9 @@ from amp_ray.arrays import IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.verdict import safe_memory_fraction, would_fit
-from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
 from amp_ray.partition.caps import BestFirst
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import InfeasiblePartition, PartitionSolution, PrunedPartition
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.local_search import (
     Chains,

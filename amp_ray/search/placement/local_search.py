@@ -16,7 +16,7 @@ from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.verdict import would_fit
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.partition import objective
+from amp_ray.partition.problem import objective
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.node_moves import node_classes

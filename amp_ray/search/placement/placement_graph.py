@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import BoolArray, IntArray
-from amp_ray.partition import NO_ROW
 from amp_ray.partition.rows import MOST_CODES, distinct_rows, first_of_each, radix, repeated
+from amp_ray.partition.tables import NO_ROW
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.node_moves import ClassMoves, Pairs, Scope
 from amp_ray.search.placement.placement_prices import CutRow

@@ -12,10 +12,11 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.model import CostModel
-from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.kernels import Programme
 from amp_ray.partition.layout import laid_out, limited
+from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.rows import distinct_rows
+from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 from amp_ray.search.cuts import latest_starts, ruled_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.node_moves import ClassMoves, Parts, Scope, class_moves, node_classes

@@ -30,7 +30,8 @@ layers from the last stage, so its solution is read backwards:
     >>> import numpy as np
     >>> from amp_ray.clusters.device import CATALOGUE
     >>> from amp_ray.clusters.cluster import Cluster, Link, Node
-    >>> from amp_ray.partition import OptionTable, PartitionProblem, StageTables
+    >>> from amp_ray.partition.problem import PartitionProblem
+    >>> from amp_ray.partition.tables import OptionTable, StageTables
     >>> from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
     >>> from amp_ray.search.stage_groups.device_groups import device_graph
     >>> from amp_ray.search.stage_groups.group_options import split_by_speed, within_pieces

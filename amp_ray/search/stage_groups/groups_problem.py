@@ -24,15 +24,8 @@ from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import prefix_sums
 from amp_ray.memo import memoised
-from amp_ray.partition import (
-    NO_ROW,
-    InfeasiblePartition,
-    OptionTable,
-    PartitionProblem,
-    PrunedPartition,
-    StageTables,
-)
 from amp_ray.partition.exact import Chain
+from amp_ray.partition.problem import InfeasiblePartition, PartitionProblem, PrunedPartition
 from amp_ray.partition.resources import labelled
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.partition.step_end import (
@@ -43,6 +36,7 @@ from amp_ray.partition.step_end import (
     option_values,
     solve_with_step_end,
 )
+from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 from amp_ray.search.cuts import latest_starts
 from amp_ray.search.effort import SearchEffort
 from amp_ray.search.stage_groups.group_options import Choices, GroupCosts

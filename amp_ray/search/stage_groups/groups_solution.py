@@ -24,13 +24,15 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages, prefix_sums
-from amp_ray.partition import PartitionSolution, StageTables, chain_problem, solve
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import PartitionSolution, chain_problem
 from amp_ray.partition.step_end import (
     StepEndProblem,
     StepEndSolution,
     StepEndTerm,
     solve_with_step_end,
 )
+from amp_ray.partition.tables import StageTables
 from amp_ray.search.cuts import NO_LIMIT
 from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import leader_order

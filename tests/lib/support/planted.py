@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.calibration import Calibration, Observation, Predictor
+from amp_ray.calibration.calibration import Calibration
+from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.predictions import Predictor
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from amp_ray.calibration import Observation
+from amp_ray.calibration.observation import Observation
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.strategies.strategy import Strategy

@@ -86,7 +86,10 @@ def test_what_is_no_plan_of_aceso_is_refused(
         options = ("--to", "aceso", "--position", position, "-o", plan)
         assert amp_ray("export", experiment, *options).code == 2
     assert not plan.exists()
-    assert amp_ray("export", experiment, "--to", "aceso", "-o", plan).code == 0
+    ended = amp_ray("export", experiment, "--to", "aceso", "-o", plan)
+    assert "plan with search.idle_devices=false" in ended.err
+    whole = ("--set", "search.idle_devices=false")
+    assert amp_ray("export", experiment, *whole, "--to", "aceso", "-o", plan).code == 0
     ended = amp_ray("score", small, "--strategies", plan)
     assert "profile knows operators" in ended.err
 

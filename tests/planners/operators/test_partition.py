@@ -3,8 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.partition import InfeasiblePartition, PrunedPartition
-from amp_ray.partition.problem import InfeasibleReason
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
 from amp_ray.planners.operators.partition.problem import OperatorProblem, OperatorSolution
 from amp_ray.planners.operators.partition.several import (
     BestStages,

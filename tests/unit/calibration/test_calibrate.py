@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.calibration import Calibration, Choice, Observation, Predictor, calibrate
-from amp_ray.calibration.predictions import TIME_CONSTANTS
+from amp_ray.calibration.calibrate import Choice, calibrate
+from amp_ray.calibration.calibration import Calibration
+from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.predictions import TIME_CONSTANTS, Predictor
 from amp_ray.calibration.time_fit import TimeTrials
 from amp_ray.clusters.constants import PRIOR_SIGMA
 from amp_ray.inputs.experiment import Experiment

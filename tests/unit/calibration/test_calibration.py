@@ -4,7 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.calibration import Calibration, Choice, apply_calibration, calibrate, transferable
+from amp_ray.calibration.calibrate import Choice, calibrate
+from amp_ray.calibration.calibration import Calibration, apply_calibration, transferable
 from amp_ray.calibration.intervals import (
     WIDTH,
     log_shifts,

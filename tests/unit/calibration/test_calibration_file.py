@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.calibration import Calibration, calibrate, calibration_to_json, parse_calibration
+from amp_ray.calibration.calibrate import calibrate
+from amp_ray.calibration.calibration import Calibration, calibration_to_json, parse_calibration
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from support.planted import Plant

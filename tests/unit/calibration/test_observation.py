@@ -1,7 +1,6 @@
 import pytest
 
-from amp_ray.calibration import Observation, observe
-from amp_ray.calibration.observation import noise_of
+from amp_ray.calibration.observation import Observation, noise_of, observe
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable

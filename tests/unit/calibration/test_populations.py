@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.calibration import Observation, calibrate
+from amp_ray.calibration.calibrate import calibrate
+from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.populations import upper_class
 from amp_ray.inputs.experiment import Experiment
 from support.planted import Plant

@@ -6,6 +6,7 @@ from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
 from amp_ray.cost.roofline import Rank
+from amp_ray.cost.topology import Topology
 from amp_ray.inputs.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.inputs.profile import ANALYTIC
 from amp_ray.models.model import Layer, Model, ModelShape
@@ -112,6 +113,25 @@ def cluster(device: Device) -> Cluster:
         for name in ("a", "b")
     )
     return Cluster(nodes=nodes)
+
+
+@pytest.fixture
+def topology(device: Device, constants: Constants) -> Topology:
+    """Nodes 0, 1: 900 B/s inside, 120 B/s outside; node 2: 80 and 40. 1 s inside, 2 s outside.
+
+    Each node has four devices.
+    """
+    nodes = [
+        Node(
+            name=str(i),
+            device=device,
+            num_slots=4,
+            intra=Link(bandwidth_bytes_per_s=80 if i == 2 else 900, latency_s=1.0),
+            inter=Link(bandwidth_bytes_per_s=40 if i == 2 else 120, latency_s=2.0),
+        )
+        for i in range(3)
+    ]
+    return Topology(cluster=Cluster(nodes=tuple(nodes)), constants=constants)
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from amp_ray.arrays import FloatArray
-from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.clusters.constants import Constants
-from amp_ray.clusters.device import Device
 from amp_ray.cost.kernels import slowest_messages
 from amp_ray.cost.messages import MessageModel, rank_table
 from amp_ray.cost.stages import PlacedStages
@@ -15,8 +14,6 @@ from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RuntimeTraits
 from support.checked import grid_of
 
-FOUR = 4  # slots of each node here
-
 
 def link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:
     return Link(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
@@ -24,22 +21,12 @@ def link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:
 
 @pytest.fixture
 def messages(
-    device: Device, constants: Constants, model: Model, traits: RuntimeTraits
+    topology: Topology, constants: Constants, model: Model, traits: RuntimeTraits
 ) -> MessageModel:
-    """Nodes 0, 1: 900 B/s inside, 120 B/s outside; node 2: 80 and 40. 1 s inside, 2 s outside."""
-    nodes = [
-        Node(
-            name=str(i),
-            device=device,
-            num_slots=FOUR,
-            intra=link(80 if i == 2 else 900, 1.0),
-            inter=link(40 if i == 2 else 120, 2.0),
-        )
-        for i in range(3)
-    ]
+    """Messages over these links."""
     return MessageModel(
         model=model,
-        topology=Topology(cluster=Cluster(nodes=tuple(nodes)), constants=constants),
+        topology=topology,
         traits=traits,
         constants=constants,
         precision="fp16",

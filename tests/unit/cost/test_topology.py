@@ -4,33 +4,13 @@ import numpy as np
 import pytest
 
 from amp_ray.arrays import FloatArray
-from amp_ray.clusters.cluster import Cluster, Link, Node, ZoneLink
-from amp_ray.clusters.constants import Constants
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.cluster import Cluster, Link, ZoneLink
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.topology import Topology
-
-FOUR = 4  # slots of each node here
 
 
 def link(bandwidth_bytes_per_s: float, latency_s: float) -> Link:
     return Link(bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s)
-
-
-@pytest.fixture
-def topology(device: Device, constants: Constants) -> Topology:
-    """Nodes 0, 1: 900 B/s inside, 120 B/s outside; node 2: 80 and 40. 1 s inside, 2 s outside."""
-    nodes = [
-        Node(
-            name=str(i),
-            device=device,
-            num_slots=FOUR,
-            intra=link(80 if i == 2 else 900, 1.0),
-            inter=link(40 if i == 2 else 120, 2.0),
-        )
-        for i in range(3)
-    ]
-    return Topology(cluster=Cluster(nodes=tuple(nodes)), constants=constants)
 
 
 def path(bytes_per_s: float, step_s: float, num_nodes: int = 1, tree_s: float = 0.0) -> Path:

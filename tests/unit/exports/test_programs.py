@@ -18,7 +18,7 @@ import yaml
 from amp_ray.errors import InputError
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.configs import accelerate_config, nanotron_config
-from amp_ray.exports.megatron import bridge_overrides, megatron_script, pairs_of, parse_layout
+from amp_ray.exports.megatron import bridge_overrides, megatron_script, pairs_of
 from amp_ray.exports.reading import read_program
 from amp_ray.exports.rows import csv_table, optuna_script
 from amp_ray.exports.shell import words_of
@@ -103,20 +103,6 @@ def test_a_norm_that_moves_is_told() -> None:
     assert not any("norm" in note for note in megatron_script(chosen(MIDDLE)).notes)
 
 
-def test_accelerate_names_the_plugin_that_runs_it() -> None:
-    kinds = {
-        "MULTI_GPU": chosen(strategy((0, 9))),
-        "MEGATRON_LM": chosen(strategy((0, 4, 9))),
-        "DEEPSPEED": chosen(strategy((0, 9), zero=Zero(stage=3))),
-    }
-    for kind, plan in kinds.items():
-        export = accelerate_config(plan)
-        record = yaml.safe_load(text_of(export))
-        assert record["distributed_type"] == kind
-        assert (record["num_machines"], record["num_processes"]) == (2, 4)
-        assert any("per_device_train_batch_size" in note for note in export.notes)
-
-
 @pytest.mark.parametrize(
     "write", [megatron_script, bridge_overrides, titan_config, nanotron_config, accelerate_config]
 )
@@ -154,10 +140,51 @@ def test_what_a_program_cannot_be_told_is_refused(
         write(chosen(plan))
 
 
-def test_a_family_that_a_program_does_not_train_is_refused() -> None:
-    base = small_experiment(("device: T4", "device: A100-40"))
-    with pytest.raises(ValueError, match="not model family 'gpt2'"):
-        titan_config(chosen(UNEVEN, base))
+FSDP2 = "runtime: fsdp2\nprecision: bf16\n"
+MIXTRAL = "num_layers: 6, num_experts: 4, experts_per_token: 2, expert_feed_forward_size: 128"
+EXPERTS = {"replaced": ("num_layers: 6", MIXTRAL)}
+SHARDED = Zero(stage=3)
+
+
+@pytest.mark.parametrize(
+    ("write", "plan", "base", "message"),
+    [
+        (titan_config, UNEVEN, {"replaced": LLAMA[::-1]}, "not model family 'gpt2'"),
+        (titan_config, UNEVEN, {"keys": "precision: fp16\n"}, "trains in bf16 or fp32, not fp16"),
+        (titan_config, strategy((0, 9)), EXPERTS, "is not told num_experts, experts_per_token"),
+        (nanotron_config, strategy((0, 9)), EXPERTS, "is not told num_experts, experts_per_token"),
+        (
+            accelerate_config,
+            strategy((0, 4, 9), zero=SHARDED),
+            {"keys": FSDP2},
+            "has no pipeline",
+        ),
+        (
+            accelerate_config,
+            strategy((0, 9), SELECTIVE, zero=SHARDED),
+            {"keys": FSDP2},
+            "all blocks or none, not selective",
+        ),
+        (
+            accelerate_config,
+            strategy((0, 9), tp=4, zero=SHARDED),
+            {"keys": FSDP2},
+            "at least 2 ranks; here dp is 1",
+        ),
+        (
+            accelerate_config,
+            strategy((0, 9), tp=2, cp=2, zero=SHARDED),
+            {"keys": FSDP2},
+            "cannot be told cp 2",
+        ),
+    ],
+)
+def test_what_a_program_cannot_be_told_of_an_experiment_is_refused(
+    write: Write, plan: Strategy, base: dict[str, Any], message: str
+) -> None:
+    replaced = [base["replaced"]] if "replaced" in base else []
+    with pytest.raises(ValueError, match=message):
+        write(chosen(plan, experiment(*replaced, keys=base.get("keys", BF16))))
 
 
 def test_hosts_in_another_order_are_told() -> None:
@@ -169,33 +196,11 @@ def test_hosts_in_another_order_are_told() -> None:
         )
 
 
-def test_a_precision_that_a_program_has_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="torchtitan trains in bf16 or fp32, not fp16"):
-        titan_config(chosen(UNEVEN, experiment(keys="precision: fp16\n")))
-
-
-MIXTRAL = "num_layers: 6, num_experts: 4, experts_per_token: 2, expert_feed_forward_size: 128"
-
-
-def test_experts_are_told_or_refused() -> None:
-    base = experiment(("num_layers: 6", MIXTRAL))
-    plan = chosen(strategy((0, 9), ep=2), base)
-    found = pairs_of(words_of(text_of(megatron_script(plan))))
-    expected = {
-        "num-experts": "4",
-        "moe-router-topk": "2",
-        "moe-ffn-hidden-size": "128",
-        "expert-model-parallel-size": "2",
-    }
-    assert expected.items() <= found.items()
-    assert strategy_of(text_of(megatron_script(plan)), base)["ep"] == 2
-    biased = experiment(("num_layers: 6", f"{MIXTRAL}, expert_bias: true, extra_parameters: 9"))
-    for model, has_flag in ((base, True), (biased, False)):
+def test_biases_of_experts_are_told() -> None:
+    for more, has_flag in (("", True), (", expert_bias: true, extra_parameters: 9", False)):
+        model = experiment(("num_layers: 6", f"{MIXTRAL}{more}"))
         text = text_of(megatron_script(chosen(strategy((0, 9), ep=2), model)))
         assert ("--disable-bias-linear" in text) == has_flag
-    for write in (titan_config, nanotron_config):
-        with pytest.raises(ValueError, match="is not told num_experts, experts_per_token"):
-            write(chosen(strategy((0, 9)), base))
 
 
 def test_another_program_at_the_same_cost_is_refused() -> None:
@@ -469,50 +474,39 @@ def test_offloaded_blocks_are_told_and_read_or_refused() -> None:
         megatron_script(chosen(plan, most))
 
 
-def test_layouts_are_unrolled_as_megatron_does() -> None:
-    assert parse_layout("Et*3|(tt|)*2,tL") == [3, 2, 2, 1]
-    assert parse_layout("E|t*2L") == [0, 2]
-
-
 def test_what_is_no_program_is_left_to_others() -> None:
     for text in ("tp,pp,dp,micro_batch_size\n1,1,4,1\n", "[]", '{"ranking": []}', "ls -l"):
         assert read_program(text, file="x", experiment=experiment()) is None
 
 
-def test_a_ds_config_is_read_where_it_tells_enough() -> None:
-    config = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
-    whole = {**config, "gradient_accumulation_steps": 2}
-    assert strategy_of(json.dumps(whole)) == {
-        "tp": 1,
-        "pp": 1,
-        "dp": 4,
-        "micro_batch_size": 1,
-        "num_micro_batches": 2,
-        "zero_stage": 0,
-    }
+def test_a_ds_config_has_to_tell_tp_or_pp() -> None:
+    config: dict[str, Any] = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
+    config["gradient_accumulation_steps"] = 4
     with pytest.raises(InputError, match="whether the other 2 are tp or pp"):
-        strategy_of(json.dumps({**config, "gradient_accumulation_steps": 4}))
-    staged = {**config, "gradient_accumulation_steps": 4, "pipeline": {"stages": 2}}
-    assert strategy_of(json.dumps(staged))["pp"] == 2
-    assert strategy_of(json.dumps({**whole, "zero_optimization": {"stage": 3}}))["zero_stage"] == 3
-    with pytest.raises(InputError, match="train_batch_size: found 'x'"):
-        strategy_of(json.dumps({**whole, "train_batch_size": "x"}))
+        strategy_of(json.dumps(config))
+    assert strategy_of(json.dumps({**config, "pipeline": {"stages": 2}}))["pp"] == 2
 
 
-def test_torchtitans_toml_and_flags_are_read() -> None:
-    record = strategy_of(TOML, experiment())
-    assert (record["tp"], record["pp"], record["dp"]) == (2, 2, 1)
-    assert (record["micro_batch_size"], record["recompute"]) == (1, "full")
-    script = (
-        "torchrun -m torchtitan.train --parallelism.tensor-parallel-degree 2 "
-        "--parallelism.data_parallel_shard_degree=1 --training.local_batch_size 1"
-    )
-    assert strategy_of(script)["dp"] == 2
-    base_only = f"{script} --config llama3_8b --checkpoint.interval 9"
-    [note] = strategy_of(base_only)["not_read"]
-    assert note.names == ("config",)
-    with pytest.raises(InputError, match="16 processes; the experiment has 4 devices"):
-        strategy_of(script.replace("torchrun", "torchrun --nnodes 2 --nproc_per_node 8"))
+NANOTRON = """\
+parallelism: {dp: 2, pp: 1, tp: 1}
+tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "distributed_type: MULTI_GPU\nnum_processes: 2\n# per_device_train_batch_size: 2\n",
+        NANOTRON,
+        "torchrun --nproc_per_node 2 pretrain_gpt.py --micro-batch-size 2",
+    ],
+)
+def test_fewer_processes_than_devices_leave_the_last_ones_idle(text: str) -> None:
+    four = experiment()
+    record = read_program(text, file="job", experiment=four)
+    assert record is not None
+    assert (record["dp"], record["num_micro_batches"]) == (2, 2)
+    assert record["placement"] == [*map(list, four.cluster.places[:2])]
 
 
 # ------------------------------------------------------------------------------ all rows
@@ -556,54 +550,17 @@ def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.Monk
 # ----------------------------------------------------------- FSDP2, recipes, names of files
 
 
-FSDP2 = "runtime: fsdp2\nprecision: bf16\n"
-
-
 def test_accelerate_gets_its_fsdp_plugin_for_plans_of_fsdp2() -> None:
     base = experiment(keys=FSDP2)
-    record = yaml.safe_load(
-        text_of(accelerate_config(chosen(strategy((0, 9), FULL, zero=Zero(stage=3)), base)))
-    )
-    assert record["distributed_type"] == "FSDP"
-    assert record["fsdp_config"] == {
-        "fsdp_version": 2,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_reshard_after_forward": True,
-        "fsdp_activation_checkpointing": True,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_offload_params": False,
-    }
-    assert "parallelism_config" not in record
     kept = yaml.safe_load(text_of(accelerate_config(chosen(strategy((0, 9), zero=KEPT), base))))
     assert kept["fsdp_config"]["fsdp_reshard_after_forward"] is False
-    halves = chosen(strategy((0, 9), zero=Zero(stage=3, shard_ranks=2)), base)
-    sizes = yaml.safe_load(text_of(accelerate_config(halves)))["parallelism_config"]
-    assert sizes == {
-        "parallelism_config_dp_replicate_size": 2,
-        "parallelism_config_dp_shard_size": 2,
-        "parallelism_config_tp_size": 1,
-    }
-    both = accelerate_config(chosen(strategy((0, 9), tp=2, zero=Zero(stage=3)), base))
-    assert "parallelism_config_tp_size: 2" in text_of(both)
+    assert "parallelism_config" not in kept
+    both = accelerate_config(chosen(strategy((0, 9), tp=2, zero=SHARDED), base))
     assert any("tp_plan='auto'" in note for note in both.notes)
-    plan = strategy((0, 9), tp=2, sequence_parallel=True, zero=Zero(stage=3))
+    plan = strategy((0, 9), tp=2, sequence_parallel=True, zero=SHARDED)
     divided = accelerate_config(chosen(plan, base))
     assert yaml.safe_load(text_of(divided)) == yaml.safe_load(text_of(both))
     assert any("give norms the style 'sequence_parallel'" in note for note in divided.notes)
-
-
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        (strategy((0, 4, 9), zero=Zero(stage=3)), "has no pipeline"),
-        (strategy((0, 9), SELECTIVE, zero=Zero(stage=3)), "all blocks or none, not selective"),
-        (strategy((0, 9), tp=4, zero=Zero(stage=3)), "at least 2 ranks; here dp is 1"),
-        (strategy((0, 9), tp=2, cp=2, zero=Zero(stage=3)), "cannot be told cp 2"),
-    ],
-)
-def test_what_the_fsdp_plugin_has_not_is_refused(plan: Strategy, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        accelerate_config(chosen(plan, experiment(keys=FSDP2)))
 
 
 LLAMA_3_8B = (
@@ -622,18 +579,17 @@ def test_bridge_names_the_recipe_of_a_model_that_it_has() -> None:
     assert "set RECIPE to yours" in bridge_overrides(chosen(MIDDLE)).notes[-1]
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_overrides_switch_off_what_a_recipe_sets(stage: int) -> None:
-    """Llama-3-8B's recipe has cp 2, 70B's has chunks, and all of them ZeRO-1."""
-    text = text_of(bridge_overrides(chosen(strategy((0, 9), tp=2, zero=Zero(stage=stage)))))
+def test_overrides_switch_off_what_a_recipe_sets() -> None:
+    """Llama-3-8B's recipe has cp 2, and 70B's has chunks."""
+    text = text_of(bridge_overrides(chosen(strategy((0, 9), tp=2, zero=Zero(stage=1)))))
     words = {
         "model.context_parallel_size=1",
         "model.sequence_parallel=false",
         "model.virtual_pipeline_model_parallel_size=null",
-        f"ddp.use_distributed_optimizer={str(stage == 1).lower()}",
+        "ddp.use_distributed_optimizer=true",
     }
     assert words <= set(words_of(text))
-    assert ("ddp.overlap_param_gather=false" in text) is (stage == 0)
+    assert "ddp.overlap_param_gather=false" not in text
 
 
 @pytest.mark.parametrize(

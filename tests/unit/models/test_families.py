@@ -9,31 +9,7 @@ from amp_ray.models.blocks import Kernels, gated
 from amp_ray.models.families import build_model
 from amp_ray.models.model import Layer, LayerList, Model, ModelShape
 from amp_ray.models.operator import Gemm
-
-GPT2 = ModelShape(
-    family="gpt2",
-    num_layers=24,
-    hidden_size=64,
-    num_heads=4,
-    sequence_length=16,
-    vocab_size=100,
-    num_key_value_heads=4,
-    feed_forward_size=256,
-    tied_embedding=True,
-)
-TRANSGAN = ModelShape(
-    family="transgan",
-    num_layers=24,
-    hidden_size=1024,
-    num_heads=4,
-    sequence_length=81,
-    num_key_value_heads=4,
-    feed_forward_size=4096,
-    depth=(12, 0, 0, 0, 0, 12),
-    bottom_width=9,
-    latent_size=512,
-    window_size=18,
-)
+from support.published import GPT2, TRANSGAN
 
 
 def built(

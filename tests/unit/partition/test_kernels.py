@@ -8,7 +8,8 @@ from support.programs import python
 ANSWERS = """
 import json
 import numpy as np
-from amp_ray.partition import PartitionSolution, solve
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import PartitionSolution
 from support.partition_cases import KINDS, random_problem
 
 solutions = [

@@ -24,6 +24,7 @@ from amp_ray.trials.command import (
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, Launch
 from support.checked import grid_of, required
 from support.experiments import experiment_from, small_experiment
+from support.published import TEXT
 
 CANDIDATE = grid_of(tp=2, micro_batch_size=2, pp=2, num_micro_batches=4)
 PLACED = Strategy.uniform(CANDIDATE, (0, 4, 9), (3, 0, 1, 2))
@@ -75,17 +76,8 @@ def test_with_deepspeeds_launcher_the_job_says_which_process_is_where() -> None:
 
 
 def test_a_published_strategy_is_run_in_our_layers() -> None:
-    text = """\
-name: published
-model: {family: gpt2, num_layers: 24, hidden_size: 64, num_heads: 4, sequence_length: 8,
-        vocab_size: 64}
-cluster:
-  nodes: [{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}]
-runtime: amp-2022
-global_batch_size: 8
-"""
     strategy = Strategy.uniform(CANDIDATE, (0, 9, 30))
-    found = read_job(job(launch(experiment_from(text), strategy)))
+    found = read_job(job(launch(experiment_from(TEXT), strategy)))
     assert found.grid.bounds == (0, 8, 27)
     assert [stage.recompute for stage in found.grid.stages] == [FULL, FULL]
 

@@ -13,16 +13,8 @@ from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
 from support.checked import grid_of
 from support.experiments import PICTURE_MODEL, TEXT_MODEL, experiment_from, small_experiment
+from support.published import TEXT
 
-TEXT = """\
-name: published
-model: {family: gpt2, num_layers: 24, hidden_size: 64, num_heads: 4, sequence_length: 8,
-        vocab_size: 64}
-cluster:
-  nodes: [{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}]
-runtime: amp-2022
-global_batch_size: 8
-"""
 PICTURES = TEXT.replace(
     """{family: gpt2, num_layers: 24, hidden_size: 64, num_heads: 4, sequence_length: 8,
         vocab_size: 64}""",

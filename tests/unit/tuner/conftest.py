@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.calibration import Observation
+from amp_ray.calibration.observation import Observation
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment, load_observations
 from amp_ray.runtime.ray.searching import ALONE, search_candidates

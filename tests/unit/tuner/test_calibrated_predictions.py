@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.calibration import calibrate
+from amp_ray.calibration.calibrate import calibrate
 from amp_ray.calibration.linear import LinearProblem
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment

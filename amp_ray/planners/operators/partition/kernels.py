@@ -145,7 +145,8 @@ def fill_rows(
     """Give each start of a table the ends of its blocks, as far as the cap allows.
 
     Stages whose operators alone take longer than ``cap_s`` are left out, whatever they recompute.
-    The rows of ``blocks`` and ``row_high``, shape ``(T, C)``, are overwritten.
+    ``cuts`` has shape ``(C,)``. The rows of ``blocks`` and ``row_high``, shape ``(T, C)``, are
+    overwritten.
     """
     row_low, row_begin = blocks.row_low, blocks.row_begin
     row_low[:] = cuts.size
@@ -605,7 +606,9 @@ def walk_stages(
 ) -> float:
     """Write the stages of the chain to ``path``, first stage first; return the slowest time.
 
-    ``path`` gets the index of each stage; ``choice`` is from `cheapest_operators`.
+    ``path``, of at least ``num_stages`` entries, gets the index of each stage. ``blocks`` ascend by
+    the stages behind them; ``stage_s`` has shape ``(E,)``, and ``choice``, from
+    `cheapest_operators`, shape ``(S + 1, G + 1, C, 2)``.
     """
     taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
     for stage in range(num_stages):
