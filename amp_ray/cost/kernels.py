@@ -451,6 +451,9 @@ class LinkTable(NamedTuple):
     """Rates and latencies of messages within and between nodes, by the kind of node."""
 
     kind_of_node: IntArray  # shape ``(num_nodes,)``
+    host_of_node: (
+        IntArray  # shape ``(num_nodes,)``. First node of its host, whose interface it has.
+    )
     num_hosts: FloatArray  # shape ``(num_kinds,)``. Hosts of a node, each with an interface.
     intra_bytes_per_s: FloatArray  # shape ``(num_kinds,)``. Rate of a rank within its node.
     intra_step_s: FloatArray  # shape ``(num_kinds,)``. Latency within a node.
@@ -502,6 +505,7 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
     each sender, of each receiver, out of each node, into each node. ``slowest`` begins as zeros.
     """
     nodes, ends, first_node, first_end = ranks.nodes, ranks.ends, ranks.first_node, ranks.first_end
+    hosts = links.host_of_node
     for index in range(len(pairs)):
         for end in range(4):
             for place in range(loads.shape[1]):
@@ -531,8 +535,8 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                         loads[0, a, kind] += units
                         loads[1, b, kind] += units
                         if source != target:
-                            loads[2, source, kind] += units
-                            loads[3, target, kind] += units
+                            loads[2, hosts[source], kind] += units
+                            loads[3, hosts[target], kind] += units
                 k += 1
         for number in range(size):
             message = messages[number]
@@ -548,7 +552,7 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                 of_rank = max(loads[0, a, kind], loads[1, b, kind])
                 seconds = of_rank / rank_rate
                 if source != target:
-                    of_node = max(loads[2, source, kind], loads[3, target, kind])
+                    of_node = max(loads[2, hosts[source], kind], loads[3, hosts[target], kind])
                     shared = max(of_node, of_rank * num_hosts)
                     seconds = max(seconds, shared / links.inter_bytes_per_s[one, other])
                 worst[2 + kind] = max(worst[2 + kind], seconds)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from math import ceil, inf, log2
 from typing import Self
 
@@ -99,6 +100,7 @@ class Topology:
         steps = self._between_kinds(np.maximum, lambda link: link.latency_s)
         return LinkTable(
             kind_of_node=self.kind_of_node,
+            host_of_node=np.array(self.cluster.host_of_node, np.int64),
             num_hosts=np.array([node.num_hosts for node in nodes], np.float64),
             intra_bytes_per_s=self.constants.intra_efficiency
             * np.array([node.intra.bandwidth_bytes_per_s for node in nodes]),
@@ -157,7 +159,7 @@ class Topology:
     def _rings(self, groups: Sequence[Sequence[int]]) -> Rings:
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
-        node_of_device = self.cluster.node_of_device
+        node_of_device, host_of_node = self.cluster.node_of_device, self.cluster.host_of_node
         rows = [
             (
                 tuple(sorted({node_of_device[device] for device in group})),
@@ -169,12 +171,12 @@ class Topology:
         sharers: Counter[int] = Counter()
         for (nodes, _, _), count in Counter(rows).items():
             if len(nodes) > 1:
-                sharers.update(dict.fromkeys(nodes, count))
+                sharers.update(dict.fromkeys({host_of_node[node] for node in nodes}, count))
         paths: dict[Path, int] = {}
         index_of_row = {}
         for row in dict.fromkeys(rows):
             nodes, size, in_host = row
-            shared = tuple([sharers[node] for node in nodes])
+            shared = tuple([sharers[host_of_node[node]] for node in nodes])
             path = self._ring(nodes, size, shared, in_host=in_host)
             index_of_row[row] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
@@ -225,9 +227,9 @@ class Topology:
 
         A rank passes on the data of the previous step, so every step lasts as long as the slowest
         hop. In a rack, a ring uses the interfaces of at most as many hosts as it has ranks there.
-        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave it, unused for a
-        ring within a node. ``in_host``: all ranks are in one host of a rack, by default if they fit
-        into one.
+        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave nodes of its host,
+        unused for a ring within a node. ``in_host``: all ranks are in one host of a rack, by
+        default if they fit into one.
         """
         if num_ranks == 1:
             return NO_RING
@@ -253,6 +255,10 @@ class Topology:
         hops = list(zip(places, (*places[1:], places[0]), strict=True))
         rate = min(rates[a][b] / max(one, other) for (a, one), (b, other) in hops)
         step = max(steps[a][b] for (a, _), (b, _) in hops)
+        if len({self.cluster.host_of_node[node] for node in nodes}) == 1:
+            inside = min(rate, in_node_rate), max(step, in_node_step)
+            path = Path(bytes_per_s=inside[0] / overhead, step_s=inside[1])
+            return self._timed(path, nodes, num_ranks, inside)
         # With one rank per node no hop stays inside, but every rank still feeds its interface.
         in_node_rate /= 1.0 if len(nodes) == num_ranks else overhead
         path = Path(
@@ -274,24 +280,27 @@ class Topology:
     ) -> Path:
         """Return the path with NCCL's times, unless the latencies of all its links are stated.
 
-        ``inside`` is the rate and the step of the slowest hop within a node, ``network`` that
-        between nodes.
+        ``inside`` is the rate and the step of the slowest hop within a host, ``network`` that
+        between hosts.
         """
         of_ring = [self.cluster.nodes[node] for node in nodes]
-        scale = self.constants.latency_scale
+        scale, crosses = self.constants.latency_scale, path.num_nodes > 1
         fabrics = {node.intra.fabric for node in of_ring}
+        is_mixed = not crosses and len(nodes) > 1
+        if is_mixed:
+            fabrics |= {self.cluster.pair_links[pair].fabric for pair in combinations(nodes, 2)}
         within = inside[1] if None in fabrics else max(filter(None, fabrics))
-        crosses, protocols = len(nodes) > 1, {node.inter.protocol for node in of_ring}
+        protocols = {node.inter.protocol for node in of_ring}
         is_default = crosses and all(node.inter.fabric for node in of_ring)
         if not is_default and not isinstance(within, str):
             return path
         devices = [node.device for node in of_ring]
         boards = frozenset(node.intra.board for node in of_ring)
-        is_plain = all(boards) and all(device.has_switch for device in devices)
+        is_plain = not is_mixed and all(boards) and all(device.has_switch for device in devices)
         switch = min(self._within[0][self._kinds[0][node]] for node in nodes) if is_plain else 0.0
         group = Group(
             num_ranks=num_ranks,
-            num_nodes=len(nodes),
+            num_nodes=path.num_nodes,
             within_bytes_per_s=inside[0],
             network_bytes_per_s=network[0],
             within=within,
@@ -305,7 +314,7 @@ class Topology:
             has_ll128=within == "nvlink" and (protocols <= {"rdma", "efa"} or not crosses),
             has_pat=self.has_pat,
         )
-        reduce, gather, step_s = self._curves(group, "" if crosses else max(boards))
+        reduce, gather, step_s = self._curves(group, "" if crosses or is_mixed else max(boards))
         return replace(path, all_reduce=reduce, gather=gather, step_s=step_s)
 
     @memoised
@@ -345,9 +354,11 @@ class Topology:
         groups = np.frombuffer(content, np.int64).reshape(shape)
         size, counts = shape[1], [Counter(group.tolist()) for group in groups]
         sharers: Counter[int] = Counter()
+        host_of_node = self.cluster.host_of_node
         for count in counts:
             if len(count) > 1:
-                sharers.update(count)
+                for node, here in count.items():
+                    sharers[host_of_node[node]] += here
         rates, steps = self._between
         (kinds, first), (within_rate, within_step) = self._kinds, self._within
         slowest, step_s = 0.0, 0.0
@@ -367,7 +378,7 @@ class Topology:
                 if peers:
                     reached = min(rates[kind][other] for other, _ in peers)
                     sent = sum(1 - (1 - count / size) ** copies for _, count in peers) / copies
-                    shared = max(sharers[node], first[kind].num_hosts)
+                    shared = max(sharers[host_of_node[node]], first[kind].num_hosts)
                     slowest = max(slowest, sent * shared / reached)
                     step_s = max(step_s, *(steps[kind][other] for other, _ in peers))
         most = max(map(len, counts))

@@ -100,10 +100,10 @@ def reached(experiment: Experiment, *, by_scheduler: bool = False) -> tuple[Expe
     Raises:
         ValueError: If two nodes have the same address.
     """
-    nodes, trials = experiment.cluster.hosts, experiment.trials
+    names, trials = experiment.cluster.host_names, experiment.trials
     if trials.backend == "local" and not experiment.names_hosts and not by_scheduler:
-        return experiment, [_LOOPBACK] * len(nodes)
-    hosts = [parse_target(node.name).host for node in nodes]
+        return experiment, [_LOOPBACK] * len(names)
+    hosts = [parse_target(name).host for name in names]
     if len(set(hosts)) < len(hosts):
         message = f"two nodes have one address ({', '.join(hosts)}): name each host of its own"
         raise ValueError(message)
