@@ -16,9 +16,11 @@ from amp_ray.runtime.first_file import (
     Answers,
     built,
     config_of,
+    entries_of_boards,
     experiment_text,
     hosts_of,
     longest_sequence,
+    names_of,
     nodes_of_hosts,
     preset,
     presets,
@@ -57,7 +59,12 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
     help="The hosts, in lines such as 'host1 slots=8'; without --device they are asked by SSH. "
     "Lists of Slurm, Open MPI, Intel MPI and PBS are read too.",
 )
-@click.option("--device", metavar="NAME", help="The board, as the catalogue names it.")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="The board, as the catalogue names it; boards of several kinds in one host as "
+    "A100-80:4,V100-32:2.",
+)
 @click.option("--nodes", "count", type=_COUNT, help="How many nodes.")
 @click.option("--slots", type=_COUNT, help="Devices of a node.")
 @click.option(
@@ -99,13 +106,14 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
         )
         text = experiment_text(replace(answers, runtime=chosen), output)
     write_text(output, text)
-    kinds = [f"{node['count']} x {node['slots']} {node['device']}" for node in answers.nodes]
+    kinds = [f"{node.get('count', 1)} x {node['slots']} {node['device']}" for node in answers.nodes]
     click.echo(f"{output}: {', '.join(kinds)}")
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
 _OTHER: Final = "other"  # as the cluster: none of the presets
-_ORDER: Final = ("count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
+_ORDER: Final = ("host", "count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
+_KINDS: Final = "A100-80:4,V100-32:2"  # boards of two kinds in one host
 
 
 def _answers(output: Path, options: dict[str, Any]) -> Answers:
@@ -125,7 +133,12 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
     nodes = answers.nodes
     if answers.hostfile is not None and not all("device" in node for node in nodes):
         nodes = nodes_of_hosts(answers, output)
-    nodes = tuple(_completed(node, is_alone=len(nodes) == 1) for node in nodes)
+    completed = [_completed(node, is_alone=len(nodes) == 1) for node in nodes]
+    hosts = None if answers.hostfile is None else names_of(answers.hostfile)
+    nodes = tuple(
+        {key: entry[key] for key in _ORDER if key in entry}
+        for entry in entries_of_boards(completed, hosts)
+    )
     batch = options["batch"] or _asked("--batch", "samples per optimizer step", _BATCH, _COUNT)
     return replace(answers, nodes=nodes, batch=batch)
 
@@ -155,8 +168,11 @@ def _entries(options: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 def _completed(node: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
     """Ask for what an entry lacks."""
     full = dict(node)
+    if "device" not in full:
+        question = f"board, or boards of several kinds in one host as {_KINDS}"
+        full["device"] = _asked("--device", question, "H100", _checked_boards)
+    full |= _boards(full["device"], full.get("slots"))
     for key, option, question, default, check in (
-        ("device", "--device", "board", "H100", _device),
         ("count", "--nodes", "nodes", 4, _COUNT),
         ("slots", "--slots", "devices of a node", 8, _COUNT),
     ):
@@ -166,7 +182,28 @@ def _completed(node: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
         usual = usual_gbit_per_s(_device(full["device"]), full["slots"])
         question = f"Gbit/s between nodes of {full['slots']} {full['device']}"
         full["inter_gbit_per_s"] = _asked("--inter-gbit-per-s", question, usual, _RATE)
-    return {key: full[key] for key in _ORDER if key in full}
+    return full
+
+
+def _boards(text: str, num_slots: int | None) -> dict[str, Any]:
+    """Return the keys of a board, or of boards of several kinds with the number of each."""
+    kinds = [kind.strip().partition(":") for kind in text.split(",")]
+    if len(kinds) == 1 and not kinds[0][1]:
+        return {"device": _device(text)}
+    counts = [int(count) if count.isdecimal() else 0 for _, _, count in kinds]
+    if min(counts) < 1:
+        raise InputError(f"found {printable(text)}; expected one board, or several as {_KINDS}")
+    if num_slots not in (None, sum(counts)):
+        message = f"--device {printable(text)}: {sum(counts)} boards; a node has {num_slots} slots"
+        raise InputError(message)
+    names = [_device(name.strip()) for name, _, _ in kinds]
+    boards = [*zip(names, counts, strict=True)]
+    return {"device": names[0], "slots": sum(counts), "boards": boards}
+
+
+def _checked_boards(text: str) -> str:
+    _boards(text, None)
+    return text
 
 
 def _length(model: str) -> int | None:

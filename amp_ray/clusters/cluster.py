@@ -235,11 +235,15 @@ class Cluster:
 
     def __post_init__(self) -> None:
         names, num_nodes = [nodes[0].name for nodes in self.machines], len(self.nodes)
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"a cluster needs hosts with different names, found {names}")
-        for one, other in (pair for nodes in self.machines for pair in pairwise(nodes)):
-            if other.first_slot < one.first_slot + one.num_slots:
-                raise ValueError(f"host {one.name!r} has slot {other.first_slot} twice")
+        pairs = (pair for nodes in self.machines for pair in pairwise(nodes))
+        is_twice = any(two.first_slot < one.first_slot + one.num_slots for one, two in pairs)
+        if not names or len(set(names)) != len(names) or is_twice:
+            names = [host.name for host in self.hosts]
+            raise ValueError(f"a cluster needs nodes with different names, found {names}")
+        for index, first in enumerate(self.host_of_node):
+            if any((one, index) not in self.pair_links for one in range(first, index)):
+                message = f"nodes of host {self.nodes[index].name!r} need a link in pair_links"
+                raise ValueError(message)
         for low, high in self.pair_links:
             if not 0 <= low < high < num_nodes:
                 raise ValueError(

@@ -116,6 +116,15 @@ def places_of(chosen: Chosen, *, by_scheduler: bool = False) -> tuple[Place, ...
     return placement(experiment, chosen.strategy, hosts)
 
 
+def device_order(chosen: Chosen) -> dict[str, str]:
+    """Return the variable by which CUDA numbers boards of several kinds in a host as slots are.
+
+    By default CUDA begins with the fastest boards.
+    """
+    is_mixed = any(len(nodes) > 1 for nodes in chosen.experiment.cluster.machines)
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if is_mixed else {}
+
+
 def runs_on_cpu(chosen: Chosen) -> bool:
     """Return whether all devices of the experiment are CPUs."""
     return all(is_cpu(kind.name) for kind in chosen.experiment.cluster.device_types)
@@ -191,7 +200,7 @@ def torchrun_script(chosen: Chosen, program: Program, name: str, *lines: str) ->
     visible = "" if runs_on_cpu(chosen) else 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
     return (
         header(chosen, *lines, f"On host i: NODE_RANK=i bash {chosen.file_word(name)} [more flags]")
-        + exports(program.variables)
+        + exports({**device_order(chosen), **program.variables})
         + f"{master_address(hosts)}{sizes}{devices}node=${{NODE_RANK:-0}}\n"
         + visible
         + 'exec torchrun --nnodes "${#HOSTS[@]}" --node-rank "$node" \\\n'

@@ -3,7 +3,7 @@
 import difflib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -202,6 +202,34 @@ def hosts_of(path: Path) -> list[tuple[int, int | None]]:
     return [(len(list(run)), count) for count, run in groupby(slots)]
 
 
+def names_of(path: Path) -> list[str]:
+    """Return the names of the hosts in a hostfile."""
+    return [host.host for host in parse_hostfile(read_text(path), file=str(path))]
+
+
+def entries_of_boards(
+    nodes: Iterable[Mapping[str, Any]], hosts: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each kind of ``boards`` in each host, and all other entries as they are.
+
+    Args:
+        nodes: Entries; ``boards`` are pairs of device and number.
+        hosts: Names of all hosts; None for ``node0``, ``node1``, ...
+    """
+    first = 0
+    for node in nodes:
+        numbers = range(first, first + node["count"])
+        first = numbers.stop
+        if "boards" not in node:
+            yield dict(node)
+            continue
+        for number in numbers:
+            name = f"node{number}" if hosts is None else hosts[number]
+            for device, slots in node["boards"]:
+                kind = {"host": name, "device": device, "slots": slots}
+                yield {key: value for key, value in node.items() if key != "count"} | kind
+
+
 def nodes_of_hosts(answers: Answers, output: Path) -> tuple[Mapping[str, Any], ...]:
     """Ask the hosts of the hostfile for their GPUs; return entries with device and slots.
 
@@ -216,15 +244,17 @@ def nodes_of_hosts(answers: Answers, output: Path) -> tuple[Mapping[str, Any], .
     nodes = [node for node in answers.nodes for _ in range(node["count"])]
     entries: list[dict[str, Any]] = []
     for node, host in zip(nodes, experiment.cluster.host_names, strict=True):
-        boards = {(gpu["name"], gpu["memory_bytes"]) for gpu in gpus_of_host[host]}
-        names = {catalogued(name, num_bytes) for name, num_bytes in boards} or {CPU}
-        if len(names) > 1 or None in names:
-            listed = ", ".join(sorted(name for name, _ in boards))
+        gpus = gpus_of_host[host]
+        number = node.get("slots", len(gpus) or 1)
+        names = [catalogued(gpu["name"], gpu["memory_bytes"]) for gpu in gpus[:number]]
+        if None in names:
+            listed = ", ".join(sorted({gpu["name"] for gpu in gpus}))
             raise InputError(
                 f"host {host} has {listed}: name one board of the catalogue by --device"
             )
-        number = node.get("slots", len(gpus_of_host[host]) or 1)
-        entries.append({**node, "device": names.pop(), "slots": number, "count": 1})
+        kinds = [(name, len([*run])) for name, run in groupby(names)] or [(CPU, number)]
+        boards = {"boards": kinds} if len(kinds) > 1 else {}
+        entries.append({**node, "device": kinds[0][0], "slots": number, "count": 1, **boards})
     return tuple({**entry, "count": len([*run])} for entry, run in groupby(entries))
 
 
