@@ -14,13 +14,12 @@ from amp_ray.errors import InputError, Where, printable
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import (
     Answers,
+    boards_of,
     built,
     config_of,
-    entries_of_boards,
     experiment_text,
     hosts_of,
     longest_sequence,
-    names_of,
     nodes_of_hosts,
     preset,
     presets,
@@ -106,13 +105,16 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
         )
         text = experiment_text(replace(answers, runtime=chosen), output)
     write_text(output, text)
-    kinds = [f"{node.get('count', 1)} x {node['slots']} {node['device']}" for node in answers.nodes]
+    kinds = [
+        f"{node['count']} x {' + '.join(f'{slots} {device}' for device, slots in boards_of(node))}"
+        for node in answers.nodes
+    ]
     click.echo(f"{output}: {', '.join(kinds)}")
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
 _OTHER: Final = "other"  # as the cluster: none of the presets
-_ORDER: Final = ("host", "count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
+_ORDER: Final = ("count", "device", "slots", "boards", "inter_gbit_per_s", "protocol", "rack")
 _KINDS: Final = "A100-80:4,V100-32:2"  # boards of two kinds in one host
 
 
@@ -133,12 +135,7 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
     nodes = answers.nodes
     if answers.hostfile is not None and not all("device" in node for node in nodes):
         nodes = nodes_of_hosts(answers, output)
-    completed = [_completed(node, is_alone=len(nodes) == 1) for node in nodes]
-    hosts = None if answers.hostfile is None else names_of(answers.hostfile)
-    nodes = tuple(
-        {key: entry[key] for key in _ORDER if key in entry}
-        for entry in entries_of_boards(completed, hosts)
-    )
+    nodes = tuple(_completed(node, is_alone=len(nodes) == 1) for node in nodes)
     batch = options["batch"] or _asked("--batch", "samples per optimizer step", _BATCH, _COUNT)
     return replace(answers, nodes=nodes, batch=batch)
 
@@ -182,7 +179,7 @@ def _completed(node: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
         usual = usual_gbit_per_s(_device(full["device"]), full["slots"])
         question = f"Gbit/s between nodes of {full['slots']} {full['device']}"
         full["inter_gbit_per_s"] = _asked("--inter-gbit-per-s", question, usual, _RATE)
-    return full
+    return {key: full[key] for key in _ORDER if key in full}
 
 
 def _boards(text: str, num_slots: int | None) -> dict[str, Any]:

@@ -189,8 +189,8 @@ def accelerate_config(chosen: Chosen) -> Export:
     }
     if len(hosts) > 1:
         notes = (*notes, f"on host i add --machine_rank i: {', '.join(hosts)}")
-    order = device_order(chosen)
-    notes += tuple(f"set {name}={value} on every host" for name, value in order.items())
+    is_first = all(slots == tuple(range(len(slots))) for slots in hosts.values())
+    notes += host_notes(chosen, "Accelerate") if device_order(chosen) or not is_first else ()
     use = f"Accelerate 1.x: accelerate launch --config_file {chosen.file_word('accelerate.yaml')}"
     text = _yaml(chosen, use, record, notes)
     return Export(files={"accelerate.yaml": text}, notes=notes)

@@ -167,11 +167,12 @@ def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
     """
     places = places_of(chosen)
     check_host_by_host(places, program)
-    if chosen.strategy.placement == tuple(range(chosen.experiment.cluster.num_devices)):
-        return ()
-    hosts = slots_by_host(places).items()
-    order = ", ".join(f"{host} (slots {', '.join(map(str, slots))})" for host, slots in hosts)
-    return (f"start hosts in this order, on these slots: {order}",)
+    notes = [f"set {name}={value} on every host" for name, value in device_order(chosen).items()]
+    if chosen.strategy.placement != tuple(range(chosen.experiment.cluster.num_devices)):
+        hosts = slots_by_host(places).items()
+        order = ", ".join(f"{host} (slots {', '.join(map(str, slots))})" for host, slots in hosts)
+        notes.append(f"start hosts in this order, on these slots: {order}")
+    return tuple(notes)
 
 
 def header(chosen: Chosen, *lines: str) -> str:

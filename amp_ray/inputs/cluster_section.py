@@ -99,9 +99,9 @@ class NodeSection(Section):
     count: Few = 1
     """Number of such nodes."""
     host: Text | None = None
-    """Name of the host, with a hostfile as there. Entries that follow each other with one name are
-    boards of several kinds [in one host](#hosts-with-two-kinds-of-boards). Default: the hostfile's
-    name, else `node0`, `node1`, ..."""
+    """Name of the host, with a hostfile as there (`node0`, `node1`, ... stand for the hosts in its
+    order). Entries that follow each other with one name are boards of several kinds [in one
+    host](#hosts-with-boards-of-two-kinds). Default: the hostfile's name, else `node0`, ..."""
     device: Annotated[
         Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
         by_type(dict | DeviceSection, "described", "named"),
@@ -387,11 +387,11 @@ def _check_hosts(
         )
         raise InputError(message, where=document.where("cluster", "nodes"))
     mistakes = Mistakes()
-    for host, of in zip(hosts, entries, strict=True):
+    for position, (host, of) in enumerate(zip(hosts, entries, strict=True)):
         slots = [section.nodes[index].slots for index in of]
         name = section.nodes[of[0]].host
         with mistakes.collect():
-            if name not in (None, host.host, parse_target(host.host).host):
+            if name not in (None, f"node{position}", host.host, parse_target(host.host).host):
                 message = (
                     f"found {name!r}; the host in its place in {section.hostfile!r} is "
                     f"{host.host!r}: they are matched in order"

@@ -3,7 +3,7 @@
 import difflib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -106,7 +106,8 @@ class Answers:
 
     name: str
     model: str  # a preset's name, or the path of a ``config.json`` or its folder
-    # Entries with ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``
+    # Entries with ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``; if a host has
+    # several kinds, with ``boards``, pairs of device and number
     nodes: tuple[Mapping[str, Any], ...]
     batch: int
     sequence_length: int | None = None
@@ -119,7 +120,7 @@ def experiment_text(answers: Answers, output: Path) -> str:
 
     Paths in it are relative to the folder of ``output``.
     """
-    hosts, nodes = answers.hostfile, answers.nodes
+    hosts, nodes = answers.hostfile, [*_entries(answers)]
     try:
         devices = [find_device(node["device"]) for node in nodes]
     except ValueError as error:
@@ -202,32 +203,24 @@ def hosts_of(path: Path) -> list[tuple[int, int | None]]:
     return [(len(list(run)), count) for count, run in groupby(slots)]
 
 
-def names_of(path: Path) -> list[str]:
-    """Return the names of the hosts in a hostfile."""
-    return [host.host for host in parse_hostfile(read_text(path), file=str(path))]
+def boards_of(node: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return device and number of each kind of boards in a host of an entry."""
+    return node.get("boards") or [(node["device"], node["slots"])]
 
 
-def entries_of_boards(
-    nodes: Iterable[Mapping[str, Any]], hosts: Sequence[str] | None
-) -> Iterator[dict[str, Any]]:
-    """Yield an entry for each kind of ``boards`` in each host, and all other entries as they are.
-
-    Args:
-        nodes: Entries; ``boards`` are pairs of device and number.
-        hosts: Names of all hosts; None for ``node0``, ``node1``, ...
-    """
-    first = 0
-    for node in nodes:
-        numbers = range(first, first + node["count"])
-        first = numbers.stop
+def _entries(answers: Answers) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries to write: of hosts with several kinds of boards one for each kind."""
+    path, first = answers.hostfile, 0
+    hosts = () if path is None else parse_hostfile(read_text(path), file=str(path))
+    for node in answers.nodes:
         if "boards" not in node:
-            yield dict(node)
-            continue
-        for number in numbers:
-            name = f"node{number}" if hosts is None else hosts[number]
-            for device, slots in node["boards"]:
-                kind = {"host": name, "device": device, "slots": slots}
-                yield {key: value for key, value in node.items() if key != "count"} | kind
+            yield node
+        for number in range(first, first + node["count"]) if "boards" in node else ():
+            name = hosts[number].host if hosts else f"node{number}"
+            shared = {key: node[key] for key in node if key not in ("count", "boards")}
+            for device, slots in boards_of(node):
+                yield {"host": name, **shared, "device": device, "slots": slots}
+        first += node["count"]
 
 
 def nodes_of_hosts(answers: Answers, output: Path) -> tuple[Mapping[str, Any], ...]:
