@@ -159,7 +159,7 @@ class Topology:
     def _rings(self, groups: Sequence[Sequence[int]]) -> Rings:
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
-        node_of_device, host_of_node = self.cluster.node_of_device, self.cluster.host_of_node
+        node_of_device = self.cluster.node_of_device
         rows = [
             (
                 tuple(sorted({node_of_device[device] for device in group})),
@@ -171,15 +171,20 @@ class Topology:
         sharers: Counter[int] = Counter()
         for (nodes, _, _), count in Counter(rows).items():
             if len(nodes) > 1:
-                sharers.update(dict.fromkeys({host_of_node[node] for node in nodes}, count))
+                sharers.update(dict.fromkeys(self._shared(nodes), count))
         paths: dict[Path, int] = {}
         index_of_row = {}
         for row in dict.fromkeys(rows):
             nodes, size, in_host = row
-            shared = tuple([sharers[host_of_node[node]] for node in nodes])
+            shared = tuple([sharers[key] for key in self._shared(nodes)])
             path = self._ring(nodes, size, shared, in_host=in_host)
             index_of_row[row] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
+
+    def _shared(self, nodes: Sequence[int]) -> list[int]:
+        """Return by node a key of what its hops share: its host's interface, or its own PCIe."""
+        hosts = [self.cluster.host_of_node[node] for node in nodes]
+        return hosts if len({*hosts}) > 1 else [-1 - node for node in nodes]
 
     @memoised
     def _even_rings(self, shape: tuple[int, ...], content: bytes) -> Rings:
@@ -227,7 +232,7 @@ class Topology:
 
         A rank passes on the data of the previous step, so every step lasts as long as the slowest
         hop. In a rack, a ring uses the interfaces of at most as many hosts as it has ranks there.
-        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave nodes of its host,
+        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave it, or its host,
         unused for a ring within a node. ``in_host``: all ranks are in one host of a rack, by
         default if they fit into one.
         """
@@ -255,10 +260,6 @@ class Topology:
         hops = list(zip(places, (*places[1:], places[0]), strict=True))
         rate = min(rates[a][b] / max(one, other) for (a, one), (b, other) in hops)
         step = max(steps[a][b] for (a, _), (b, _) in hops)
-        if len({self.cluster.host_of_node[node] for node in nodes}) == 1:
-            inside = min(rate, in_node_rate), max(step, in_node_step)
-            path = Path(bytes_per_s=inside[0] / overhead, step_s=inside[1])
-            return self._timed(path, nodes, num_ranks, inside)
         # With one rank per node no hop stays inside, but every rank still feeds its interface.
         in_node_rate /= 1.0 if len(nodes) == num_ranks else overhead
         path = Path(
@@ -280,31 +281,32 @@ class Topology:
     ) -> Path:
         """Return the path with NCCL's times, unless the latencies of all its links are stated.
 
-        ``inside`` is the rate and the step of the slowest hop within a host, ``network`` that
-        between hosts.
+        ``inside`` is the rate and the step of the slowest hop within a node, ``network`` that
+        between nodes.
         """
         of_ring = [self.cluster.nodes[node] for node in nodes]
-        scale, crosses = self.constants.latency_scale, path.num_nodes > 1
+        scale = self.constants.latency_scale
         fabrics = {node.intra.fabric for node in of_ring}
-        is_mixed = not crosses and len(nodes) > 1
-        if is_mixed:
-            fabrics |= {self.cluster.pair_links[pair].fabric for pair in combinations(nodes, 2)}
         within = inside[1] if None in fabrics else max(filter(None, fabrics))
-        protocols = {node.inter.protocol for node in of_ring}
-        is_default = crosses and all(node.inter.fabric for node in of_ring)
+        crosses, protocols = len(nodes) > 1, {node.inter.protocol for node in of_ring}
+        between = {node.inter.fabric for node in of_ring}
+        if crosses and len({self.cluster.host_of_node[node] for node in nodes}) == 1:
+            between = {self.cluster.pair_links[pair].fabric for pair in combinations(nodes, 2)}
+            protocols.discard("efa")
+        is_default = crosses and all(between)
         if not is_default and not isinstance(within, str):
             return path
         devices = [node.device for node in of_ring]
         boards = frozenset(node.intra.board for node in of_ring)
-        is_plain = not is_mixed and all(boards) and all(device.has_switch for device in devices)
+        is_plain = all(boards) and all(device.has_switch for device in devices)
         switch = min(self._within[0][self._kinds[0][node]] for node in nodes) if is_plain else 0.0
         group = Group(
             num_ranks=num_ranks,
-            num_nodes=path.num_nodes,
+            num_nodes=len(nodes),
             within_bytes_per_s=inside[0],
             network_bytes_per_s=network[0],
             within=within,
-            network="network" if is_default else network[1],
+            network=str(max(filter(None, between))) if is_default else network[1],
             slower_s=max(0.0, network[1] - scale * RDMA_STEP_S) if is_default else 0.0,
             latency_scale=scale,
             rate_scale=self.constants.intra_efficiency,
@@ -314,7 +316,7 @@ class Topology:
             has_ll128=within == "nvlink" and (protocols <= {"rdma", "efa"} or not crosses),
             has_pat=self.has_pat,
         )
-        reduce, gather, step_s = self._curves(group, "" if crosses or is_mixed else max(boards))
+        reduce, gather, step_s = self._curves(group, "" if crosses else max(boards))
         return replace(path, all_reduce=reduce, gather=gather, step_s=step_s)
 
     @memoised
@@ -354,16 +356,16 @@ class Topology:
         groups = np.frombuffer(content, np.int64).reshape(shape)
         size, counts = shape[1], [Counter(group.tolist()) for group in groups]
         sharers: Counter[int] = Counter()
-        host_of_node = self.cluster.host_of_node
         for count in counts:
             if len(count) > 1:
-                for node, here in count.items():
-                    sharers[host_of_node[node]] += here
+                for key, here in zip(self._shared([*count]), count.values(), strict=True):
+                    sharers[key] += here
         rates, steps = self._between
         (kinds, first), (within_rate, within_step) = self._kinds, self._within
         slowest, step_s = 0.0, 0.0
         for nodes in {tuple(sorted(count.items())) for count in counts}:
-            for node, here in nodes:
+            keys = self._shared([node for node, _ in nodes])
+            for (node, here), key in zip(nodes, keys, strict=True):
                 kind = kinds[node]
                 peers = [(kinds[other], count) for other, count in nodes if other != node]
                 share = (here if copies == 1 or not peers else size) / size
@@ -378,7 +380,7 @@ class Topology:
                 if peers:
                     reached = min(rates[kind][other] for other, _ in peers)
                     sent = sum(1 - (1 - count / size) ** copies for _, count in peers) / copies
-                    shared = max(sharers[host_of_node[node]], first[kind].num_hosts)
+                    shared = max(sharers[key], first[kind].num_hosts)
                     slowest = max(slowest, sent * shared / reached)
                     step_s = max(step_s, *(steps[kind][other] for other, _ in peers))
         most = max(map(len, counts))

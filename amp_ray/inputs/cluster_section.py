@@ -177,8 +177,8 @@ class ClusterSection(Section):
     """``cluster``: the hosts and their links."""
 
     hostfile: Text | None = None
-    """Names of the hosts, in the order of the nodes. Without a hostfile they are `node0`, `node1`,
-    ..., for planning only."""
+    """Names of the hosts, in the order of the nodes. Without a hostfile they are those of `host`, or
+    `node0`, `node1`, ..., for planning only."""
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
     """The hosts, as entries of equal nodes."""
     links: list[LinkSection] = Field(default_factory=list)

@@ -185,7 +185,8 @@ def check_devices(report: HostReport) -> Iterator[Finding]:
     used = gpus[: spec.num_slots]
     for device, places in groupby(range(len(used)), spec.devices.__getitem__):
         slots = [*places]
-        where = "every slot" if len(slots) == len(used) else f"slots {slots[0]} to {slots[-1]}"
+        listed = "slots " + ", ".join(map(str, slots))
+        where = "every slot" if len(slots) == len(used) else listed
         gpus_there = [used[slot] for slot in slots]
         yield _check_kind(report, gpus_there, device, where)
         yield _check_memory(report, gpus_there, device)
