@@ -177,8 +177,8 @@ class ClusterSection(Section):
     """``cluster``: the hosts and their links."""
 
     hostfile: Text | None = None
-    """Names of the hosts, in the order of the nodes. Without a hostfile they are those of `host`, or
-    `node0`, `node1`, ..., for planning only."""
+    """Names of the hosts, in the order of the nodes. Without a hostfile they are `node0`, `node1`,
+    ..., for planning only."""
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
     """The hosts, as entries of equal nodes."""
     links: list[LinkSection] = Field(default_factory=list)
@@ -315,13 +315,15 @@ def _shared_keys(
 
 
 def _with_slots(nodes: Sequence[Node]) -> list[Node]:
-    """Number the slots of nodes in one host through."""
-    numbered: list[Node] = []
-    for node in nodes:
-        before = numbered[-1] if numbered else None
-        is_same = before is not None and before.name == node.name
-        first = before.first_slot + before.num_slots if before is not None and is_same else 0
-        numbered.append(replace(node, first_slot=first))
+    """Number the slots of nodes in one host through, and give them the first one's network."""
+    numbered = [*nodes[:1]]
+    for node in nodes[1:]:
+        before = numbered[-1]
+        if before.name == node.name:
+            first = before.first_slot + before.num_slots
+            numbered.append(replace(node, first_slot=first, inter=before.inter))
+        else:
+            numbered.append(node)
     return numbered
 
 

@@ -71,15 +71,14 @@ def test_slurm_chooses_hosts_without_names() -> None:
 
 def test_boards_of_two_kinds_in_one_host_are_slots_of_one_host() -> None:
     mixed = replace(small_experiment(MIXED_HOST), names_hosts=True)
-    grid = replace(GRID, options=StageOptions(tp=1, dp=3), micro_batch_size=1)
-    files = deepspeed_folder(chosen(Strategy.uniform(grid, (0, 4, 9)), mixed)).files
+    grid = replace(GRID, options=StageOptions(tp=1, dp=1), pp=6)
+    files = deepspeed_folder(chosen(Strategy.uniform(grid, (0, 1, 3, 4, 6, 7, 9)), mixed)).files
     assert files["hostfile"] == "big slots=3\nnode1 slots=3\n"
     assert "--include big:0,1,2@node1:0,1,2" in files["launch.sh"]
     assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in files["launch.sh"]
     assert "CUDA_DEVICE_ORDER" not in deepspeed_folder(chosen()).files["launch.sh"]
     last = replace(mixed, cluster=mixed.cluster.of_hosts(["big"]))
-    alone = replace(grid, options=StageOptions(tp=1, dp=1), pp=1)
-    plan = replace(Strategy.uniform(alone, (0, 9)), placement=(2,))
+    plan = replace(Strategy.uniform(replace(grid, pp=1), (0, 9)), placement=(2,))
     assert "--include big:2" in deepspeed_folder(chosen(plan, last)).files["launch.sh"]
     with pytest.raises(ValueError, match=r"Slurm takes slots \[0\] of big in turn, not \[2\]"):
         slurm_folder(chosen(plan, last))

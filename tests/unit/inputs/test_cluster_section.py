@@ -301,7 +301,7 @@ def test_nodes_outside_racks_keep_their_links() -> None:
 
 
 BIG = (
-    "    - {host: big, device: A100-80, slots: 4, inter_gbit_per_s: 100}\n"
+    "    - {host: big, device: A100-80, slots: 4, inter_gbit_per_s: 25}\n"
     "    - {host: big, device: V100-32, slots: 2}\n"
 )
 
@@ -333,7 +333,7 @@ def test_boards_of_one_host_are_joined_by_pcie_or_what_the_file_says() -> None:
     assert link().bandwidth_bytes_per_s == 15.75e9 / 2  # PCIe 3 of V100
     assert link().fabric == "pcie"
     assert link(("slots: 2", "slots: 2, intra_gbit_per_s: 40")).bandwidth_bytes_per_s == 5e9
-    fast = link(("100}", "3200, protocol: rdma, inter_latency_us: 1}"))
+    fast = link(("25}", "3200, protocol: rdma, inter_latency_us: 1}"))
     assert fast.bandwidth_bytes_per_s > 3200e9 / 8
     assert fast.latency_s == 1e-6
     stated = link(links="  links: [{between: [big, big], gbit_per_s: 8}]\n")
@@ -347,14 +347,14 @@ def test_boards_of_one_host_are_joined_by_pcie_or_what_the_file_says() -> None:
         (BIG, "c slots=6\n", "nodes.0.host: found 'big'; the host in its place in 'hosts' is 'c'"),
         (BIG, "a\nb\n", "describes 1 host, hostfile 'hosts' names 2"),
         (
-            BIG.replace("2}", "2, zone: a, protocol: tcp}").replace("100}", "100, zone: b}"),
+            BIG.replace("2}", "2, zone: a, protocol: tcp}").replace("25}", "25, zone: b}"),
             None,
             "one",
         ),
         (
             BIG.replace("2}", "2, inter_gbit_per_s: 50}"),
             None,
-            "found 50.0; .* host 'big' has 100.0",
+            "found 50.0; .* host 'big' has 25.0",
         ),
         (BIG.replace("V100-32", "cpu"), None, "nodes.1.device: found cpu; host 'big' has entries"),
         (BIG + NODES + BIG, None, "another host is named 'big'; entries of one host follow each"),

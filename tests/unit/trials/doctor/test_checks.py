@@ -223,8 +223,11 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
 }
 
 
+V100 = {"name": "Tesla V100-SXM2-16GB", "memory_bytes": 16 * GIB}
+
+
 def test_each_kind_of_boards_is_looked_for_in_its_slots() -> None:
-    there = report(num_slots=3, gpus=[gpu(0), gpu(1), gpu(2, name="Tesla V100-SXM2-16GB")])
+    there = report(num_slots=3, gpus=[gpu(0), gpu(1), gpu(2, **V100)])
     devices = (*there.spec.devices[:2], find_device("V100-16"))
     planned = replace(there, spec=replace(there.spec, devices=devices))
     assert not device_problems(planned)
