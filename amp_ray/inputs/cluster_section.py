@@ -245,7 +245,8 @@ def build_cluster(
     for index, node in enumerate(nodes):
         for name in node.host_names:
             of_host[name].append(index)
-    pairs = _links_in_hosts(nodes)
+    rates = section.nodes[0].inter_gbit_per_s, section.nodes[0].inter_gbyte_per_s
+    pairs = _links_in_hosts(nodes, has_network=rates != (None, None))
     for (low, high), link in links.items():
         ends = of_host[names[low]], of_host[names[high]]
         pairs |= {(one, other): link for one, other in product(*ends) if one < other}
@@ -327,27 +328,34 @@ def _with_slots(nodes: Sequence[Node]) -> list[Node]:
     return numbered
 
 
-def _links_in_hosts(nodes: Sequence[Node]) -> dict[tuple[int, int], Link]:
+def _links_in_hosts(nodes: Sequence[Node], *, has_network: bool) -> dict[tuple[int, int], Link]:
     """Return the links between boards of different kinds in one host."""
     indices = groupby(range(len(nodes)), lambda index: nodes[index].name)
     pairs = (pair for _, host in indices for pair in combinations(host, 2))
-    return {(low, high): _link_in_host(nodes[low], nodes[high]) for low, high in pairs}
+    return {
+        (low, high): _link_in_host(nodes[low], nodes[high], has_network=has_network)
+        for low, high in pairs
+    }
 
 
-def _link_in_host(one: Node, other: Node) -> Link:
+def _link_in_host(one: Node, other: Node, *, has_network: bool) -> Link:
     """Return the path between boards of two kinds: over PCIe, unless the network is faster.
 
     What a host sends to others crosses the same PCIe, which therefore carries as much.
     """
-    boards = one.device, other.device
     links = one.intra, other.intra
-    pcie = _PCIE_SHARE * min(board.host_bytes_per_s for board in boards)
-    inside = min(pcie, *(link.bandwidth_bytes_per_s for link in links))
+    pcie = _PCIE_SHARE * min(one.device.host_bytes_per_s, other.device.host_bytes_per_s)
+    rate = min(pcie, *(link.bandwidth_bytes_per_s for link in links))
     latency_s = max(DEFAULT_INTRA_LATENCY_S["pcie"], *(link.latency_s for link in links))
+    inter = one.inter
+    if not has_network:
+        return Link(bandwidth_bytes_per_s=rate, latency_s=latency_s, fabric="pcie")
+    latency_s = min(latency_s, inter.latency_s)
     return Link(
-        bandwidth_bytes_per_s=max(inside, one.inter.line_bytes_per_s),
-        latency_s=min(latency_s, one.inter.latency_s),
-        fabric="pcie",
+        bandwidth_bytes_per_s=max(rate, inter.line_bytes_per_s),
+        latency_s=latency_s,
+        collective_latency_s=min(latency_s, inter.step_s),
+        fabric=inter.fabric and "pcie",
     )
 
 

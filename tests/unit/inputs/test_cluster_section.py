@@ -336,6 +336,8 @@ def test_boards_of_one_host_are_joined_by_pcie_or_what_the_file_says() -> None:
     fast = link(("25}", "3200, protocol: rdma, inter_latency_us: 1}"))
     assert fast.bandwidth_bytes_per_s > 3200e9 / 8
     assert fast.latency_s == 1e-6
+    alone = link((", inter_gbit_per_s: 25", ""))
+    assert alone.bandwidth_bytes_per_s == link().bandwidth_bytes_per_s
     stated = link(links="  links: [{between: [big, big], gbit_per_s: 8}]\n")
     assert (stated.bandwidth_bytes_per_s, stated.fabric) == (1e9, None)
 
