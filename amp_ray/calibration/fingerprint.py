@@ -117,6 +117,7 @@ def _node(node: Node) -> dict[str, Any]:
         "intra": _link(node.intra),
         "inter": _link(node.inter),
         **({"hosts": node.num_hosts} if node.hosts else {}),
+        **({"first_slot": node.first_slot} if node.first_slot else {}),
         **({"host_link": _link(node.host_link)} if node.host_link else {}),
     }
 

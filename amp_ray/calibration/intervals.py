@@ -50,7 +50,7 @@ def prior_uncertainty(experiment: Experiment) -> Uncertainty:
     sigmas[PROGRAM_SCALE] = _ON_MEASURED_BOARDS if is_compared else FIRST_MET
     if all(node.intra.board for node in cluster.nodes):
         sigmas["intra_efficiency"] = _MEASURED_LINKS
-    if len(cluster.nodes) > 1 and any(node.inter.assumed for node in cluster.nodes):
+    if cluster.assumed_network:
         sigmas["latency_scale"] = _GUESSED_PROTOCOL
     return Uncertainty(
         names=tuple(sigmas), covariance=_rows(np.diag(np.array([*sigmas.values()]) ** 2))

@@ -14,6 +14,7 @@ from amp_ray.errors import InputError, Where, printable
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import (
     Answers,
+    boards_of,
     built,
     config_of,
     experiment_text,
@@ -57,7 +58,12 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
     help="The hosts, in lines such as 'host1 slots=8'; without --device they are asked by SSH. "
     "Lists of Slurm, Open MPI, Intel MPI and PBS are read too.",
 )
-@click.option("--device", metavar="NAME", help="The board, as the catalogue names it.")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="The board, as the catalogue names it; boards of several kinds in one host as "
+    "A100-80:4,V100-32:2.",
+)
 @click.option("--nodes", "count", type=_COUNT, help="How many nodes.")
 @click.option("--slots", type=_COUNT, help="Devices of a node.")
 @click.option(
@@ -99,13 +105,17 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
         )
         text = experiment_text(replace(answers, runtime=chosen), output)
     write_text(output, text)
-    kinds = [f"{node['count']} x {node['slots']} {node['device']}" for node in answers.nodes]
+    kinds = [
+        f"{node['count']} x {' + '.join(f'{slots} {device}' for device, slots in boards_of(node))}"
+        for node in answers.nodes
+    ]
     click.echo(f"{output}: {', '.join(kinds)}")
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
 _OTHER: Final = "other"  # as the cluster: none of the presets
-_ORDER: Final = ("count", "device", "slots", "inter_gbit_per_s", "protocol", "rack")
+_ORDER: Final = ("count", "device", "slots", "boards", "inter_gbit_per_s", "protocol", "rack")
+_KINDS: Final = "A100-80:4,V100-32:2"  # boards of two kinds in one host
 
 
 def _answers(output: Path, options: dict[str, Any]) -> Answers:
@@ -155,8 +165,11 @@ def _entries(options: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 def _completed(node: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
     """Ask for what an entry lacks."""
     full = dict(node)
+    if "device" not in full:
+        question = f"board, or boards of several kinds in one host as {_KINDS}"
+        full["device"] = _asked("--device", question, "H100", _checked_boards)
+    full |= _boards(full["device"], full.get("slots"))
     for key, option, question, default, check in (
-        ("device", "--device", "board", "H100", _device),
         ("count", "--nodes", "nodes", 4, _COUNT),
         ("slots", "--slots", "devices of a node", 8, _COUNT),
     ):
@@ -167,6 +180,27 @@ def _completed(node: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
         question = f"Gbit/s between nodes of {full['slots']} {full['device']}"
         full["inter_gbit_per_s"] = _asked("--inter-gbit-per-s", question, usual, _RATE)
     return {key: full[key] for key in _ORDER if key in full}
+
+
+def _boards(text: str, num_slots: int | None) -> dict[str, Any]:
+    """Return the keys of a board, or of boards of several kinds with the number of each."""
+    kinds = [kind.strip().partition(":") for kind in text.split(",")]
+    if len(kinds) == 1 and not kinds[0][1]:
+        return {"device": _device(text)}
+    counts = [int(count) if count.isdecimal() else 0 for _, _, count in kinds]
+    if min(counts) < 1:
+        raise InputError(f"found {printable(text)}; expected one board, or several as {_KINDS}")
+    if num_slots not in (None, sum(counts)):
+        message = f"--device {printable(text)}: {sum(counts)} boards; a node has {num_slots} slots"
+        raise InputError(message)
+    names = [_device(name.strip()) for name, _, _ in kinds]
+    boards = [*zip(names, counts, strict=True)]
+    return {"device": names[0], "slots": sum(counts), "boards": boards}
+
+
+def _checked_boards(text: str) -> str:
+    _boards(text, None)
+    return text
 
 
 def _length(model: str) -> int | None:

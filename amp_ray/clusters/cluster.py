@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby, pairwise
 from math import inf
 from typing import Final, Literal
 
@@ -136,8 +137,9 @@ _SLOW: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One host, or the hosts of a rack: devices with fast links among all of them.
+    """Devices of one kind in a host, or in the hosts of a rack, with fast links among them all.
 
+    A host with boards of several kinds is a node for each kind, with the same name.
     A rack is one node to cost and search, since its links decide which groups of devices may be
     large; only launches and reports ask for the host and the slot of a device (`Cluster.places`).
     """
@@ -148,6 +150,7 @@ class Node:
     intra: Link  # link between two devices of this node; in a rack, also of different hosts
     inter: Link  # network interface of each host, shared by the host's devices
     zone: str = ""  # region or data centre of the node; may be empty
+    first_slot: int = 0  # slot of its first device in its host
     hosts: tuple[str, ...] = ()  # hosts of a rack, in the hostfile's order; empty for a single host
     host_link: Link | None = None  # link within one host of a rack; None if it is ``intra``
     # Price of one device per hour, in any currency; None if unknown
@@ -196,6 +199,8 @@ class Node:
         return self.intra.bandwidth_bytes_per_s < reached * _SLOW
 
     def __post_init__(self) -> None:
+        if self.first_slot and self.hosts:
+            raise ValueError(f"rack {self.name!r} begins at slot 0, found {self.first_slot}")
         if self.num_slots < 1:
             raise ValueError(f"node {self.name!r} needs at least one slot, found {self.num_slots}")
         if self.num_slots % self.num_hosts:
@@ -220,7 +225,7 @@ class ZoneLink:
 class Cluster:
     """All nodes, in hostfile order; device numbers continue from host to host."""
 
-    nodes: tuple[Node, ...]  # at least one node; names differ
+    nodes: tuple[Node, ...]  # at least one; those of one host follow each other, by their slots
     # Links of node pairs ``(i, j)`` with ``i < j``, which replace the link derived from the two
     # network interfaces
     pair_links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
@@ -229,9 +234,16 @@ class Cluster:
     zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names, num_nodes = self.host_names, len(self.nodes)
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"a cluster needs nodes with different names, found {[*names]}")
+        names, num_nodes = [nodes[0].name for nodes in self.machines], len(self.nodes)
+        pairs = (pair for nodes in self.machines for pair in pairwise(nodes))
+        is_twice = any(two.first_slot < one.first_slot + one.num_slots for one, two in pairs)
+        if not names or len(set(names)) != len(names) or is_twice:
+            names = [host.name for host in self.hosts]
+            raise ValueError(f"a cluster needs nodes with different names, found {names}")
+        for index, first in enumerate(self.host_of_node):
+            if any((one, index) not in self.pair_links for one in range(first, index)):
+                message = f"nodes of host {self.nodes[index].name!r} need a link in pair_links"
+                raise ValueError(message)
         for low, high in self.pair_links:
             if not 0 <= low < high < num_nodes:
                 raise ValueError(
@@ -251,11 +263,22 @@ class Cluster:
     @cached_property
     def host_names(self) -> tuple[str, ...]:
         """Names of all hosts, in hostfile order."""
-        return tuple(name for node in self.nodes for name in node.host_names)
+        return tuple(dict.fromkeys(name for node in self.nodes for name in node.host_names))
+
+    @cached_property
+    def machines(self) -> tuple[tuple[Node, ...], ...]:
+        """The nodes of every host, in the order of ``host_names``; one for each kind of boards."""
+        return tuple(tuple(nodes) for _, nodes in groupby(self.hosts, lambda host: host.name))
+
+    @cached_property
+    def host_of_node(self) -> tuple[int, ...]:
+        """Index of the first node in the same host, or rack, as each node."""
+        first: dict[str, int] = {}
+        return tuple(first.setdefault(node.name, index) for index, node in enumerate(self.nodes))
 
     @cached_property
     def hosts(self) -> tuple[Node, ...]:
-        """Every host as a node, in hostfile order."""
+        """Every host as a node, in hostfile order; a host with several kinds of boards as some."""
         return tuple(
             node.of_hosts((name,)) if node.hosts else node
             for node in self.nodes
@@ -265,12 +288,21 @@ class Cluster:
     @cached_property
     def places(self) -> tuple[tuple[str, int], ...]:
         """Host of each device, and its slot there."""
-        return tuple((host.name, slot) for host in self.hosts for slot in range(host.num_slots))
+        return tuple(
+            (host.name, host.first_slot + slot)
+            for host in self.hosts
+            for slot in range(host.num_slots)
+        )
 
     @cached_property
     def host_of_device(self) -> tuple[int, ...]:
-        """Index into ``hosts`` of each device."""
-        return tuple(i for i, host in enumerate(self.hosts) for _ in range(host.num_slots))
+        """Index into ``host_names`` of each device."""
+        return tuple(
+            i
+            for i, nodes in enumerate(self.machines)
+            for node in nodes
+            for _ in range(node.num_slots)
+        )
 
     @cached_property
     def has_racks(self) -> bool:
@@ -381,7 +413,7 @@ class Cluster:
     @cached_property
     def assumed_network(self) -> str:
         """Name the protocols that are taken for the networks of several nodes; may be empty."""
-        if len(self.nodes) == 1:
+        if not any(self.host_of_node):
             return ""
         assumed = {node.inter.protocol for node in self.nodes if node.inter.assumed}
         return " and ".join(sorted(filter(None, assumed)))

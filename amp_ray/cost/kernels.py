@@ -451,6 +451,9 @@ class LinkTable(NamedTuple):
     """Rates and latencies of messages within and between nodes, by the kind of node."""
 
     kind_of_node: IntArray  # shape ``(num_nodes,)``
+    host_of_node: (
+        IntArray  # shape ``(num_nodes,)``. First node of its host, whose interface it has.
+    )
     num_hosts: FloatArray  # shape ``(num_kinds,)``. Hosts of a node, each with an interface.
     intra_bytes_per_s: FloatArray  # shape ``(num_kinds,)``. Rate of a rank within its node.
     intra_step_s: FloatArray  # shape ``(num_kinds,)``. Latency within a node.
@@ -479,7 +482,7 @@ def slowest_messages(
     num_ends = ranks.first_end[1:] - ranks.first_end[:-1]  # one more than dp
     pieces = np.lcm(*(num_ranks // (num_ends - 1))[pairs].T)  # no rank's part is split
     messages = np.empty(((pieces * num_ends[pairs].sum(axis=1)).max(initial=0), 5), np.int64)
-    loads = np.empty((4, max(num_ranks.max(), links.kind_of_node.size), 2))
+    loads = np.empty((4, max(num_ranks.max(), 2 * links.kind_of_node.size), 2))
     _fill_slowest(pairs, pieces, ranks, links, messages, loads, slowest)
     return slowest
 
@@ -499,9 +502,11 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
     ``pieces``, shape ``(num_cuts,)``, counts the pieces of a sample's tensor across each cut.
     Scratch: ``messages`` has a row for each message of a cut (sender, receiver, their nodes,
     samples and part); ``loads``, shape ``(4, num_ranks_or_nodes, 2)``, has units and messages of
-    each sender, of each receiver, out of each node, into each node. ``slowest`` begins as zeros.
+    each sender, of each receiver, out of each node, into each node; messages between nodes of one
+    host count behind all others, by node. ``slowest`` begins as zeros.
     """
     nodes, ends, first_node, first_end = ranks.nodes, ranks.ends, ranks.first_node, ranks.first_end
+    hosts, num_nodes = links.host_of_node, links.host_of_node.size
     for index in range(len(pairs)):
         for end in range(4):
             for place in range(loads.shape[1]):
@@ -531,8 +536,9 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                         loads[0, a, kind] += units
                         loads[1, b, kind] += units
                         if source != target:
-                            loads[2, source, kind] += units
-                            loads[3, target, kind] += units
+                            inside = hosts[source] == hosts[target]
+                            loads[2, num_nodes + source if inside else hosts[source], kind] += units
+                            loads[3, num_nodes + target if inside else hosts[target], kind] += units
                 k += 1
         for number in range(size):
             message = messages[number]
@@ -548,7 +554,10 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                 of_rank = max(loads[0, a, kind], loads[1, b, kind])
                 seconds = of_rank / rank_rate
                 if source != target:
-                    of_node = max(loads[2, source, kind], loads[3, target, kind])
+                    inside = hosts[source] == hosts[target]
+                    out = num_nodes + source if inside else hosts[source]
+                    into = num_nodes + target if inside else hosts[target]
+                    of_node = max(loads[2, out, kind], loads[3, into, kind])
                     shared = max(of_node, of_rank * num_hosts)
                     seconds = max(seconds, shared / links.inter_bytes_per_s[one, other])
                 worst[2 + kind] = max(worst[2 + kind], seconds)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from math import ceil, inf, log2
 from typing import Self
 
@@ -99,6 +100,7 @@ class Topology:
         steps = self._between_kinds(np.maximum, lambda link: link.latency_s)
         return LinkTable(
             kind_of_node=self.kind_of_node,
+            host_of_node=np.array(self.cluster.host_of_node, np.int64),
             num_hosts=np.array([node.num_hosts for node in nodes], np.float64),
             intra_bytes_per_s=self.constants.intra_efficiency
             * np.array([node.intra.bandwidth_bytes_per_s for node in nodes]),
@@ -169,15 +171,20 @@ class Topology:
         sharers: Counter[int] = Counter()
         for (nodes, _, _), count in Counter(rows).items():
             if len(nodes) > 1:
-                sharers.update(dict.fromkeys(nodes, count))
+                sharers.update(dict.fromkeys(self._shared(nodes), count))
         paths: dict[Path, int] = {}
         index_of_row = {}
         for row in dict.fromkeys(rows):
             nodes, size, in_host = row
-            shared = tuple([sharers[node] for node in nodes])
+            shared = tuple([sharers[key] for key in self._shared(nodes)])
             path = self._ring(nodes, size, shared, in_host=in_host)
             index_of_row[row] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
+
+    def _shared(self, nodes: Sequence[int]) -> list[int]:
+        """Return by node a key of what its hops share: its host's interface, or its own PCIe."""
+        hosts = [self.cluster.host_of_node[node] for node in nodes]
+        return hosts if len({*hosts}) > 1 else [-1 - node for node in nodes]
 
     @memoised
     def _even_rings(self, shape: tuple[int, ...], content: bytes) -> Rings:
@@ -225,9 +232,9 @@ class Topology:
 
         A rank passes on the data of the previous step, so every step lasts as long as the slowest
         hop. In a rack, a ring uses the interfaces of at most as many hosts as it has ranks there.
-        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave it, unused for a
-        ring within a node. ``in_host``: all ranks are in one host of a rack, by default if they fit
-        into one.
+        ``nodes`` ascend; ``sharers`` has per node the number of rings that leave it, or its host,
+        unused for a ring within a node. ``in_host``: all ranks are in one host of a rack, by
+        default if they fit into one.
         """
         if num_ranks == 1:
             return NO_RING
@@ -282,7 +289,11 @@ class Topology:
         fabrics = {node.intra.fabric for node in of_ring}
         within = inside[1] if None in fabrics else max(filter(None, fabrics))
         crosses, protocols = len(nodes) > 1, {node.inter.protocol for node in of_ring}
-        is_default = crosses and all(node.inter.fabric for node in of_ring)
+        between = {node.inter.fabric for node in of_ring}
+        if crosses and len({self.cluster.host_of_node[node] for node in nodes}) == 1:
+            between = {self.cluster.pair_links[pair].fabric for pair in combinations(nodes, 2)}
+            protocols.discard("efa")
+        is_default = crosses and all(between)
         if not is_default and not isinstance(within, str):
             return path
         devices = [node.device for node in of_ring]
@@ -295,7 +306,7 @@ class Topology:
             within_bytes_per_s=inside[0],
             network_bytes_per_s=network[0],
             within=within,
-            network="network" if is_default else network[1],
+            network=str(max(filter(None, between))) if is_default else network[1],
             slower_s=max(0.0, network[1] - scale * RDMA_STEP_S) if is_default else 0.0,
             latency_scale=scale,
             rate_scale=self.constants.intra_efficiency,
@@ -347,12 +358,14 @@ class Topology:
         sharers: Counter[int] = Counter()
         for count in counts:
             if len(count) > 1:
-                sharers.update(count)
+                for key, here in zip(self._shared([*count]), count.values(), strict=True):
+                    sharers[key] += here
         rates, steps = self._between
         (kinds, first), (within_rate, within_step) = self._kinds, self._within
         slowest, step_s = 0.0, 0.0
         for nodes in {tuple(sorted(count.items())) for count in counts}:
-            for node, here in nodes:
+            keys = self._shared([node for node, _ in nodes])
+            for (node, here), key in zip(nodes, keys, strict=True):
                 kind = kinds[node]
                 peers = [(kinds[other], count) for other, count in nodes if other != node]
                 share = (here if copies == 1 or not peers else size) / size
@@ -367,7 +380,7 @@ class Topology:
                 if peers:
                     reached = min(rates[kind][other] for other, _ in peers)
                     sent = sum(1 - (1 - count / size) ** copies for _, count in peers) / copies
-                    shared = max(sharers[node], first[kind].num_hosts)
+                    shared = max(sharers[key], first[kind].num_hosts)
                     slowest = max(slowest, sent * shared / reached)
                     step_s = max(step_s, *(steps[kind][other] for other, _ in peers))
         most = max(map(len, counts))

@@ -11,7 +11,14 @@ from amp_ray.errors import shown
 from amp_ray.exports.assumed import assumptions
 from amp_ray.exports.chosen import Chosen, Export, Program, check_even, check_family, settings_of
 from amp_ray.exports.megatron import bounds_of
-from amp_ray.exports.scripts import PORT, check_host_by_host, comment, host_notes, places_of
+from amp_ray.exports.scripts import (
+    PORT,
+    check_host_by_host,
+    comment,
+    device_order,
+    host_notes,
+    places_of,
+)
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import count_of, section_of
 from amp_ray.runtimes.cut_rules import weighed_bounds
@@ -183,6 +190,8 @@ def accelerate_config(chosen: Chosen) -> Export:
     }
     if len(hosts) > 1:
         notes = (*notes, f"on host i add --machine_rank i: {', '.join(hosts)}")
+    is_first = all(slots == tuple(range(len(slots))) for slots in hosts.values())
+    notes += host_notes(chosen, "Accelerate") if device_order(chosen) or not is_first else ()
     use = f"Accelerate 1.x: accelerate launch --config_file {chosen.file_word('accelerate.yaml')}"
     text = _yaml(chosen, use, record, notes)
     return Export(files={"accelerate.yaml": text}, notes=notes)

@@ -20,6 +20,7 @@ from amp_ray.exports.scripts import (
     check_ascending,
     check_host_by_host,
     command,
+    device_order,
     exports,
     header,
     master_address,
@@ -87,12 +88,12 @@ def deepspeed_folder(chosen: Chosen) -> Export:
     )
     experiment, names = reached(chosen.experiment)
     sizes = Counter[str]()
-    for name, node in zip(names, experiment.cluster.hosts, strict=True):
-        sizes[name] += node.num_slots
+    for name, nodes in zip(names, experiment.cluster.machines, strict=True):
+        sizes[name] += sum(node.num_slots for node in nodes)
     script = (
         header(chosen, _IS_SYNTHETIC, "On host i: NODE_RANK=i bash launch.sh")
         + 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"\n'
-        + exports(variables)
+        + exports({**device_order(chosen), **variables})
         + master_address(hosts)
         + "exec "
         + command(words)

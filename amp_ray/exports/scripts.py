@@ -100,10 +100,10 @@ def reached(experiment: Experiment, *, by_scheduler: bool = False) -> tuple[Expe
     Raises:
         ValueError: If two nodes have the same address.
     """
-    nodes, trials = experiment.cluster.hosts, experiment.trials
+    names, trials = experiment.cluster.host_names, experiment.trials
     if trials.backend == "local" and not experiment.names_hosts and not by_scheduler:
-        return experiment, [_LOOPBACK] * len(nodes)
-    hosts = [parse_target(node.name).host for node in nodes]
+        return experiment, [_LOOPBACK] * len(names)
+    hosts = [parse_target(name).host for name in names]
     if len(set(hosts)) < len(hosts):
         message = f"two nodes have one address ({', '.join(hosts)}): name each host of its own"
         raise ValueError(message)
@@ -114,6 +114,15 @@ def places_of(chosen: Chosen, *, by_scheduler: bool = False) -> tuple[Place, ...
     """Return address and slot of every rank."""
     experiment, hosts = reached(chosen.experiment, by_scheduler=by_scheduler)
     return placement(experiment, chosen.strategy, hosts)
+
+
+def device_order(chosen: Chosen) -> dict[str, str]:
+    """Return the variable by which CUDA numbers boards of several kinds in a host as slots are.
+
+    By default CUDA begins with the fastest boards.
+    """
+    is_mixed = any(len(nodes) > 1 for nodes in chosen.experiment.cluster.machines)
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if is_mixed else {}
 
 
 def runs_on_cpu(chosen: Chosen) -> bool:
@@ -158,11 +167,12 @@ def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
     """
     places = places_of(chosen)
     check_host_by_host(places, program)
-    if chosen.strategy.placement == tuple(range(chosen.experiment.cluster.num_devices)):
-        return ()
-    hosts = slots_by_host(places).items()
-    order = ", ".join(f"{host} (slots {', '.join(map(str, slots))})" for host, slots in hosts)
-    return (f"start hosts in this order, on these slots: {order}",)
+    notes = [f"set {name}={value} on every host" for name, value in device_order(chosen).items()]
+    if chosen.strategy.placement != tuple(range(chosen.experiment.cluster.num_devices)):
+        hosts = slots_by_host(places).items()
+        order = ", ".join(f"{host} (slots {', '.join(map(str, slots))})" for host, slots in hosts)
+        notes.append(f"start hosts in this order, on these slots: {order}")
+    return tuple(notes)
 
 
 def header(chosen: Chosen, *lines: str) -> str:
@@ -191,7 +201,7 @@ def torchrun_script(chosen: Chosen, program: Program, name: str, *lines: str) ->
     visible = "" if runs_on_cpu(chosen) else 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
     return (
         header(chosen, *lines, f"On host i: NODE_RANK=i bash {chosen.file_word(name)} [more flags]")
-        + exports(program.variables)
+        + exports({**device_order(chosen), **program.variables})
         + f"{master_address(hosts)}{sizes}{devices}node=${{NODE_RANK:-0}}\n"
         + visible
         + 'exec torchrun --nnodes "${#HOSTS[@]}" --node-rank "$node" \\\n'

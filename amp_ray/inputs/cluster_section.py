@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from typing import Annotated, Final
+from itertools import combinations, groupby, islice, product
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, Tag
 
@@ -20,7 +20,7 @@ from amp_ray.clusters.cluster import (
 )
 from amp_ray.clusters.device import Device, find_device, is_cpu
 from amp_ray.errors import InputError, Mistakes
-from amp_ray.inputs.hostfile import HostSlots, parse_hostfile
+from amp_ray.inputs.hostfile import HostSlots, parse_hostfile, parse_target
 from amp_ray.inputs.section import Name, Number, Section, Text, Within, by_type
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.units import (
@@ -94,10 +94,14 @@ class RackSection(Section):
 
 
 class NodeSection(Section):
-    """One entry of ``cluster.nodes``: ``count`` equal nodes."""
+    """One entry of ``cluster.nodes``: ``count`` equal nodes, or boards of one kind in a host."""
 
     count: Few = 1
     """Number of such nodes."""
+    host: Text | None = None
+    """Name of the host, with a hostfile as there (`node0`, `node1`, ... stand for the hosts in its
+    order). Entries that follow each other with one name are boards of several kinds [in one
+    host](#hosts-with-boards-of-two-kinds). Default: the hostfile's name, else `node0`, ..."""
     device: Annotated[
         Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
         by_type(dict | DeviceSection, "described", "named"),
@@ -155,7 +159,8 @@ class LinkSection(Section):
     """One entry of ``cluster.links``: the link between one pair of nodes, or between two zones."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    """Two hosts as named in the hostfile, or `node0`, ...; or two zones."""
+    """Two hosts as named in the hostfile, or `node0`, ...; or two zones; or one host twice, for
+    the link between its boards of different kinds."""
     gbit_per_s: AnyLinkRate | None = None
     """Rate in one direction. Default: needed."""
     gbyte_per_s: AnyLinkRate | None = None
@@ -195,8 +200,8 @@ def build_cluster(
     It refuses a hostfile that disagrees with ``cluster.nodes``, an unknown device or one without
     the precision, and a link that does not join two nodes.
     """
-    entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
-    names = [f"node{index}" for index in range(len(entries))]
+    section, entries = _entries_of_hosts(document, section)
+    names = [section.nodes[of[0]].host or f"node{index}" for index, of in enumerate(entries)]
     mistakes = Mistakes()
     with mistakes.collect():
         _check_size(document, section)
@@ -205,9 +210,14 @@ def build_cluster(
                 hosts = parse_hostfile(hostfile_text, file=section.hostfile)
             _check_hosts(document, section, hosts, entries)
             names = [host.host for host in hosts]
-        zones = {entry.zone for entry in section.nodes if entry.zone is not None}
         positions = {name: index for index, name in enumerate(names)}
-        links, zone_links = _links(document, section.links, positions, zones)
+        for name, of in zip(names, entries, strict=True):
+            if entries[positions[name]] is not of:
+                message = f"another host is named {name!r}; entries of one host follow each other"
+                raise InputError(message, where=document.where("cluster", "nodes", of[0]))
+        zones = {entry.zone for entry in section.nodes if entry.zone is not None}
+        several = {name for name, of in zip(names, entries, strict=True) if len(of) > 1}
+        links, zone_links = _links(document, section.links, positions, zones, several)
     devices, links_of = list[Device](), list[tuple[Link, Link, Link]]()
     for index, entry in enumerate(section.nodes):
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
@@ -215,19 +225,138 @@ def build_cluster(
             device.peak_flops(precision)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
-                is_alone = len(entries) <= _rack_size(entry, device) and len(section.nodes) == 1
+                is_alone = len(entries) == 1 or (
+                    len(entries) <= _rack_size(entry, device) and len(section.nodes) == 1
+                )
                 links_of.append(_links_of_node(entry, device, is_alone=is_alone))
     mistakes.check()
-    nodes, first = list[Node](), 0
-    for entry, device, node_links in zip(section.nodes, devices, links_of, strict=True):
-        of_entry = names[first : first + entry.count]
-        nodes += _nodes(of_entry, entry, device, node_links)
-        first += entry.count
+    names_of = list[list[str]]([] for _ in section.nodes)
+    for name, of in zip(names, entries, strict=True):
+        for index in of:
+            names_of[index].append(name)
+    nodes = [
+        node
+        for described in zip(names_of, section.nodes, devices, links_of, strict=True)
+        for node in _nodes(*described)
+    ]
+    nodes = _with_slots(nodes)
     _check_racks(document, section, nodes)
-    of_host = [index for index, node in enumerate(nodes) for _ in node.host_names]
-    pairs = {(of_host[low], of_host[high]): link for (low, high), link in links.items()}
+    of_host: dict[str, list[int]] = {name: [] for name in names}
+    for index, node in enumerate(nodes):
+        for name in node.host_names:
+            of_host[name].append(index)
+    rates = section.nodes[0].inter_gbit_per_s, section.nodes[0].inter_gbyte_per_s
+    pairs = _links_in_hosts(nodes, has_network=rates != (None, None))
+    for (low, high), link in links.items():
+        ends = of_host[names[low]], of_host[names[high]]
+        pairs |= {(one, other): link for one, other in product(*ends) if one < other}
     with document.at("cluster"):
         return Cluster(nodes=tuple(nodes), pair_links=pairs, zone_links=zone_links)
+
+
+_OF_HOST: Final = (
+    *("inter_gbit_per_s", "inter_gbyte_per_s", "inter_latency_us", "inter_collective_us"),
+    *("protocol", "rack", "zone"),
+)
+"""Keys of an entry that hold for all boards of its host."""
+
+_PCIE_SHARE: Final = 0.5
+"""Share of a board's PCIe rate that messages to boards of other kinds in its host reach, as those
+between boards that only PCIe joins do (`Device.link_fraction`)."""
+
+
+def _entries_of_hosts(
+    document: Document, section: ClusterSection
+) -> tuple[ClusterSection, list[list[int]]]:
+    """Return the entries of every host, after each has what another of its host states."""
+    entries: list[list[int]] = []
+    mistakes = Mistakes()
+    for index, entry in enumerate(section.nodes):
+        is_same = index and entry.host is not None and section.nodes[index - 1].host == entry.host
+        if is_same:
+            entries[-1].append(index)
+        else:
+            entries += [[index] for _ in range(entry.count)]
+        if entry.host is not None:
+            with mistakes.collect(), document.at("cluster", "nodes", index, "host"):
+                parse_target(entry.host)
+                if entry.count > 1:
+                    raise ValueError(
+                        f"found a name for {entry.count} hosts; write an entry for each"
+                    )
+    mistakes.check()
+    nodes = list(section.nodes)
+    for of in entries:
+        if len(of) > 1:
+            with mistakes.collect():
+                shared = _shared_keys(document, section, of)
+                for index in of:
+                    nodes[index] = nodes[index].model_copy(update=shared)
+    mistakes.check()
+    return section.model_copy(update={"nodes": nodes}), entries
+
+
+def _shared_keys(
+    document: Document, section: ClusterSection, entries: Sequence[int]
+) -> dict[str, Any]:
+    """Return what entries of one host state of the host; refuse different figures, and CPUs."""
+    shared: dict[str, Any] = {}
+    for index in entries:
+        entry = section.nodes[index]
+        name = entry.device if isinstance(entry.device, str) else entry.device.name
+        if is_cpu(name):
+            message = f"found {name}; host {entry.host!r} has entries for boards of several kinds"
+            raise InputError(message, where=document.where("cluster", "nodes", index, "device"))
+        for key in _OF_HOST:
+            value = getattr(entry, key)
+            if value is not None and shared.setdefault(key, value) != value:
+                message = f"found {value}; another entry of host {entry.host!r} has {shared[key]}"
+                raise InputError(message, where=document.where("cluster", "nodes", index, key))
+    return shared
+
+
+def _with_slots(nodes: Sequence[Node]) -> list[Node]:
+    """Number the slots of nodes in one host through, and give them the first one's network."""
+    numbered = [*nodes[:1]]
+    for node in nodes[1:]:
+        before = numbered[-1]
+        if before.name == node.name:
+            first = before.first_slot + before.num_slots
+            numbered.append(replace(node, first_slot=first, inter=before.inter))
+        else:
+            numbered.append(node)
+    return numbered
+
+
+def _links_in_hosts(nodes: Sequence[Node], *, has_network: bool) -> dict[tuple[int, int], Link]:
+    """Return the links between boards of different kinds in one host."""
+    indices = groupby(range(len(nodes)), lambda index: nodes[index].name)
+    pairs = (pair for _, host in indices for pair in combinations(host, 2))
+    return {
+        (low, high): _link_in_host(nodes[low], nodes[high], has_network=has_network)
+        for low, high in pairs
+    }
+
+
+def _link_in_host(one: Node, other: Node, *, has_network: bool) -> Link:
+    """Return the path between boards of two kinds: over PCIe, unless the network is faster.
+
+    What a host sends to others crosses the same PCIe, which therefore carries as much.
+    """
+    links = one.intra, other.intra
+    pcie = _PCIE_SHARE * min(one.device.host_bytes_per_s, other.device.host_bytes_per_s)
+    rate = min(pcie, *(link.bandwidth_bytes_per_s for link in links))
+    latency_s = max(DEFAULT_INTRA_LATENCY_S["pcie"], *(link.latency_s for link in links))
+    inter = one.inter
+    if not has_network:
+        return Link(bandwidth_bytes_per_s=rate, latency_s=latency_s, fabric="pcie")
+    latency_s = min(latency_s, inter.latency_s)
+    return Link(
+        bandwidth_bytes_per_s=max(rate, inter.line_bytes_per_s),
+        latency_s=latency_s,
+        collective_latency_s=min(latency_s, inter.step_s),
+        fabric=inter.fabric and "pcie",
+    )
 
 
 def _check_racks(document: Document, section: ClusterSection, nodes: Sequence[Node]) -> None:
@@ -254,25 +383,36 @@ def _check_size(document: Document, section: ClusterSection) -> None:
 
 
 def _check_hosts(
-    document: Document, section: ClusterSection, hosts: Sequence[HostSlots], entries: list[int]
+    document: Document,
+    section: ClusterSection,
+    hosts: Sequence[HostSlots],
+    entries: Sequence[Sequence[int]],
 ) -> None:
     """Refuse a hostfile that disagrees with ``cluster.nodes``."""
     if len(hosts) != len(entries):
         message = (
             f"describes {counted(len(entries), 'host')}, hostfile {section.hostfile!r} names "
-            f"{len(hosts)}: they are matched in order, so the counts must be equal"
+            f"{len(hosts)}: they are matched in order, so the counts must be equal (entries that "
+            "follow each other with one `host` count once)"
         )
         raise InputError(message, where=document.where("cluster", "nodes"))
     mistakes = Mistakes()
-    for host, index in zip(hosts, entries, strict=True):
-        slots = section.nodes[index].slots
+    for position, (host, of) in enumerate(zip(hosts, entries, strict=True)):
+        slots = [section.nodes[index].slots for index in of]
+        name = section.nodes[of[0]].host
         with mistakes.collect():
-            if host.num_slots not in (None, slots):
+            if name not in (None, f"node{position}", host.host, parse_target(host.host).host):
                 message = (
-                    f"found {slots}; host {host.host!r} has slots={host.num_slots} in "
-                    f"{section.hostfile!r}"
+                    f"found {name!r}; the host in its place in {section.hostfile!r} is "
+                    f"{host.host!r}: they are matched in order"
                 )
-                raise InputError(message, where=document.where("cluster", "nodes", index, "slots"))
+                raise InputError(message, where=document.where("cluster", "nodes", of[0], "host"))
+            if host.num_slots not in (None, sum(slots)):
+                message = (
+                    f"found {' + '.join(map(str, slots))}; host {host.host!r} has "
+                    f"slots={host.num_slots} in {section.hostfile!r}"
+                )
+                raise InputError(message, where=document.where("cluster", "nodes", of[-1], "slots"))
     mistakes.check()
 
 
@@ -443,7 +583,11 @@ def _link(
 
 
 def _links(
-    document: Document, entries: Sequence[LinkSection], names: Mapping[str, int], zones: set[str]
+    document: Document,
+    entries: Sequence[LinkSection],
+    names: Mapping[str, int],
+    zones: set[str],
+    several: Collection[str],
 ) -> tuple[dict[tuple[int, int], Link], dict[tuple[str, str], ZoneLink]]:
     """Return the links of single node pairs by node index, and those of zones by their names."""
     pairs: dict[tuple[int, int], Link] = {}
@@ -453,7 +597,8 @@ def _links(
     for position, entry in enumerate(entries):
         with mistakes.collect(), document.at("cluster", "links", position, "between"):
             one, other = sorted(entry.between)
-            _check_pair(entry, names, zones)
+            if one != other or one not in several:
+                _check_pair(entry, names, zones)
             if frozenset(entry.between) in seen:
                 raise ValueError(
                     f"the link between {' and '.join(entry.between)} stands here a second time"

@@ -503,12 +503,12 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | floa
 
 def _split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
     """Return the cluster of one of the equal groups for trials, and the hosts of every group."""
-    size, rest = divmod(len(cluster.hosts), num_groups)
+    names = cluster.host_names
+    size, rest = divmod(len(names), num_groups)
     where = document.where("trials", "host_groups")
     if rest or not size:
-        message = f"found {num_groups}; it must divide the number of nodes, {len(cluster.hosts)}"
+        message = f"found {num_groups}; it must divide the number of nodes, {len(names)}"
         raise InputError(message, where=where)
-    names = cluster.host_names
     groups = [cluster.of_hosts(names[size * i : size * (i + 1)]) for i in range(num_groups)]
     first = groups[0]
     for number, group in enumerate(groups):

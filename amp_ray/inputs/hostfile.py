@@ -143,7 +143,10 @@ def _check_repeated(before: HostSlots, entry: HostSlots, where: Where) -> None:
             "name it once"
         )
     if before.num_slots is not None or entry.num_slots is not None:
-        raise ValueError(f"host {entry.host!r} stands here and on line {where.line}: name it once")
+        raise ValueError(
+            f"host {entry.host!r} stands here and on line {where.line}: name it once, with all its "
+            "slots"
+        )
 
 
 def host_entries(content: str) -> Iterator[HostSlots]:

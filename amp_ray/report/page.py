@@ -381,8 +381,12 @@ def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
     for stage in range(strategy.pp):
         stages |= dict.fromkeys(strategy.devices(stage), stage)
     nodes: list[dict[str, Any]] = [
-        {"name": host.name, "device": host.device.name, "stages": [None] * host.num_slots}
-        for host in cluster.hosts
+        {
+            "name": boards[0].name,
+            "device": " + ".join(node.device.name for node in boards),
+            "stages": [None] * sum(node.num_slots for node in boards),
+        }
+        for boards in cluster.machines
     ]
     for device, stage in stages.items():
         _, slot = cluster.places[device]

@@ -190,7 +190,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     return [
         f"{model.shape.name or model.name}, {figure_text(size / unit, 3)} {word} parameters",
         *([f"sequences of {length:,}"] if length else []),
-        f"{devices} in {counted(len(cluster.hosts), 'node')}{racks}",
+        f"{devices} in {counted(len(cluster.host_names), 'node')}{racks}",
     ], [
         f"runtime {experiment.traits.name}",
         experiment.precision,

@@ -137,11 +137,14 @@ def _plain_gpu(gpu: Gpu) -> Gpu:
 
 def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
     """Return the experiment's expectations of each host of each group."""
-    nodes, trials = experiment.cluster.hosts, experiment.trials
+    trials = experiment.trials
+    boards = [
+        tuple(node.device for node in nodes for _ in range(node.num_slots))
+        for nodes in experiment.cluster.machines
+    ]
     groups = host_groups(experiment)
     if trials.backend == "local":
-        num_slots = sum(node.num_slots for node in nodes) * len(groups)
-        return (HostSpec(name=LOCAL_NAME, device=nodes[0].device, num_slots=num_slots),)
+        return (HostSpec(name=LOCAL_NAME, devices=sum(boards, ()) * len(groups)),)
     if not experiment.names_hosts:
         message = (
             "not there, so that nobody knows which hosts to look at; name a file with lines such "
@@ -152,13 +155,12 @@ def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
     return tuple(
         HostSpec(
             name=name,
-            device=node.device,
-            num_slots=node.num_slots,
+            devices=devices,
             group=group,
             login=ssh_words(name, settings),
         )
         for group, names in enumerate(groups)
-        for name, node in zip(names, nodes, strict=True)
+        for name, devices in zip(names, boards, strict=True)
     )
 
 

@@ -3,7 +3,7 @@
 import difflib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -106,7 +106,8 @@ class Answers:
 
     name: str
     model: str  # a preset's name, or the path of a ``config.json`` or its folder
-    # Entries with ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``
+    # Entries with ``device``, ``slots``, ``inter_gbit_per_s``, ``count``, ``rack``; if a host has
+    # several kinds, with ``boards``, pairs of device and number
     nodes: tuple[Mapping[str, Any], ...]
     batch: int
     sequence_length: int | None = None
@@ -119,7 +120,7 @@ def experiment_text(answers: Answers, output: Path) -> str:
 
     Paths in it are relative to the folder of ``output``.
     """
-    hosts, nodes = answers.hostfile, answers.nodes
+    hosts, nodes = answers.hostfile, [*_entries(answers)]
     try:
         devices = [find_device(node["device"]) for node in nodes]
     except ValueError as error:
@@ -202,6 +203,26 @@ def hosts_of(path: Path) -> list[tuple[int, int | None]]:
     return [(len(list(run)), count) for count, run in groupby(slots)]
 
 
+def boards_of(node: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return device and number of each kind of boards in a host of an entry."""
+    return node.get("boards") or [(node["device"], node["slots"])]
+
+
+def _entries(answers: Answers) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries to write: of hosts with several kinds of boards one for each kind."""
+    path, first = answers.hostfile, 0
+    hosts = () if path is None else parse_hostfile(read_text(path), file=str(path))
+    for node in answers.nodes:
+        if "boards" not in node:
+            yield node
+        for number in range(first, first + node["count"]) if "boards" in node else ():
+            name = hosts[number].host if hosts else f"node{number}"
+            shared = {key: node[key] for key in node if key not in ("count", "boards")}
+            for device, slots in boards_of(node):
+                yield {"host": name, **shared, "device": device, "slots": slots}
+        first += node["count"]
+
+
 def nodes_of_hosts(answers: Answers, output: Path) -> tuple[Mapping[str, Any], ...]:
     """Ask the hosts of the hostfile for their GPUs; return entries with device and slots.
 
@@ -216,15 +237,17 @@ def nodes_of_hosts(answers: Answers, output: Path) -> tuple[Mapping[str, Any], .
     nodes = [node for node in answers.nodes for _ in range(node["count"])]
     entries: list[dict[str, Any]] = []
     for node, host in zip(nodes, experiment.cluster.host_names, strict=True):
-        boards = {(gpu["name"], gpu["memory_bytes"]) for gpu in gpus_of_host[host]}
-        names = {catalogued(name, num_bytes) for name, num_bytes in boards} or {CPU}
-        if len(names) > 1 or None in names:
-            listed = ", ".join(sorted(name for name, _ in boards))
+        gpus = gpus_of_host[host]
+        number = node.get("slots", len(gpus) or 1)
+        names = [catalogued(gpu["name"], gpu["memory_bytes"]) for gpu in gpus[:number]]
+        if None in names:
+            listed = ", ".join(sorted({gpu["name"] for gpu in gpus}))
             raise InputError(
                 f"host {host} has {listed}: name one board of the catalogue by --device"
             )
-        number = node.get("slots", len(gpus_of_host[host]) or 1)
-        entries.append({**node, "device": names.pop(), "slots": number, "count": 1})
+        kinds = [(name, len([*run])) for name, run in groupby(names)] or [(CPU, number)]
+        boards = {"boards": kinds} if len(kinds) > 1 else {}
+        entries.append({**node, "device": kinds[0][0], "slots": number, "count": 1, **boards})
     return tuple({**entry, "count": len([*run])} for entry, run in groupby(entries))
 
 

@@ -304,7 +304,7 @@ def _groups(strategy: Strategy) -> dict[str, list[list[int]]]:
 
 def _scope(devices: Sequence[int], cluster: Cluster) -> str:
     """Return which of `SCOPES` the devices of a group are in."""
-    if len({cluster.node_of_device[device] for device in devices}) > 1:
+    if len({cluster.host_of_node[cluster.node_of_device[device]] for device in devices}) > 1:
         return "between nodes"
     hosts = {cluster.host_of_device[device] for device in devices}
     return "within nodes" if len(hosts) == 1 else "within racks"

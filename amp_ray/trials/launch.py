@@ -216,9 +216,9 @@ def placement(
 ) -> tuple[Place, ...]:
     """Return each rank's host and slot; if all groups are this machine, their slots differ."""
     cluster, groups = experiment.cluster, experiment.host_groups
-    if len(hosts) != len(cluster.hosts):
+    if len(hosts) != len(cluster.host_names):
         raise InputError(
-            f"the cluster has {len(cluster.hosts)} nodes, found {len(hosts)} hosts to play them: "
+            f"the cluster has {len(cluster.host_names)} hosts, found {len(hosts)} to play them: "
             f"{', '.join(hosts)}"
         )
     group = groups.index(tuple(hosts)) if tuple(hosts) in groups else 0

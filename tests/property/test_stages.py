@@ -13,10 +13,12 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy, candidate_of
-from support.experiments import small_experiment
+from support.experiments import SMALL as SMALL_TEXT
+from support.experiments import experiment_from, small_experiment
 from support.strategies import RECOMPUTE, clusters, strategies_on
 
 SMALL = small_experiment()
+NODES = next(line for line in SMALL_TEXT.splitlines() if line.startswith("    - "))
 CLOSE = 1e-9
 
 
@@ -56,9 +58,9 @@ def given_experiments(draw: st.DrawFn) -> Experiment:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Draw any strategy that covers the model."""
-    experiment = draw(given_experiments())
+def cases(draw: st.DrawFn, experiments: st.SearchStrategy[Experiment] | None = None) -> Case:
+    """Draw any strategy that covers the model, on any cluster unless ``experiments`` draws it."""
+    experiment = draw(given_experiments() if experiments is None else experiments)
     num_layers = experiment.model.num_layers
     drawn = draw(strategies_on(experiment.cluster).filter(lambda found: found.pp <= num_layers))
     inner = sorted(draw(st.permutations(range(1, num_layers)))[: drawn.pp - 1])
@@ -133,7 +135,7 @@ def test_stages_cost_the_same_on_renamed_nodes(case: Case) -> None:
     cluster, strategy = case.experiment.cluster, case.strategy
     count = len(cluster.nodes)
     turned = Cluster(
-        nodes=cluster.nodes[::-1],
+        nodes=tuple(replace(node, first_slot=99 - node.first_slot) for node in cluster.nodes[::-1]),
         pair_links={
             (count - 1 - high, count - 1 - low): link
             for (low, high), link in cluster.pair_links.items()
@@ -150,6 +152,27 @@ def test_stages_cost_the_same_on_renamed_nodes(case: Case) -> None:
         strategy=replace(strategy, placement=placement),
     )
     assert mirrored.time_s == pytest.approx(case.time_s, rel=CLOSE)
+
+
+@given(data=st.data())
+def test_boards_of_one_host_are_no_farther_apart_than_those_of_two(data: st.DataObject) -> None:
+    network = data.draw(
+        st.sampled_from(["inter_gbit_per_s: 10", "inter_gbit_per_s: 3200, inter_latency_us: 1"])
+    )
+    entries = [
+        f"device: {data.draw(st.sampled_from(['T4', 'V100-32', 'A100-80', 'H100', 'B200']))}, "
+        f"slots: {data.draw(st.integers(1, 4))}, {network}"
+        for _ in range(data.draw(st.integers(2, 3)))
+    ]
+    traits = RUNTIMES[data.draw(st.sampled_from(sorted(RUNTIMES)))]
+    one, several = (
+        replace(experiment_from(SMALL_TEXT.replace(NODES, text)), traits=traits, precision="fp32")
+        for text in (
+            "\n".join(f"    - {{{key}{entry}}}" for entry in entries) for key in ("host: big, ", "")
+        )
+    )
+    near = data.draw(cases(st.just(one)))
+    assert near.time_s <= replace(near, experiment=several).time_s * (1 + CLOSE)
 
 
 @given(

@@ -267,7 +267,13 @@ def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
     """Return ``hostfile`` and ``clusterfile.json`` (GB/s, GiB) of a cluster, for Metis's planner.
 
     Metis reads only one digit of the slots, and takes every node to be as large as the first.
+
+    Raises:
+        InputError: If a host has boards of several kinds, for which its files have no place.
     """
+    mixed = next((nodes for nodes in cluster.machines if len(nodes) > 1), None)
+    if mixed:
+        raise InputError(f"Metis knows one kind of boards in a host; {mixed[0].name!r} has several")
     described = {
         node.name: {
             "instance_type": node.device.name.partition("-")[0].upper(),

@@ -186,11 +186,12 @@ def _local_maker(experiment: Experiment) -> MakeHost:
     environments: dict[str, dict[str, str]] = {}
     first = 0
     for group in host_groups(experiment):
-        for name, node in zip(group, experiment.cluster.hosts, strict=True):
-            if not is_cpu(node.device.name):
-                slots = list(range(first, first + node.num_slots))
+        for name, nodes in zip(group, experiment.cluster.machines, strict=True):
+            num_gpus = sum(node.num_slots for node in nodes if not is_cpu(node.device.name))
+            if num_gpus:
+                slots = list(range(first, first + num_gpus))
                 environments[name] = {DEVICE_VARIABLE: visible_devices(slots)}
-                first += node.num_slots
+                first += num_gpus
     return lambda name: LocalHost(name, environment=environments.get(name))
 
 

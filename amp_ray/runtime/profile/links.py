@@ -97,11 +97,14 @@ def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
     """Return YAML for ``cluster.nodes`` with the measured links; others keep their values."""
     measured = {(report.place.scope, report.place.devices): report for report in reports}
     lines = ["cluster:", "  nodes:"]
-    for node in experiment.cluster.nodes:
+    hosts = experiment.cluster.host_of_node
+    for node, first in zip(experiment.cluster.nodes, hosts, strict=True):
         name = node.device.name
         figures = [f"count: {node.num_hosts}"] if node.hosts else []
+        figures += [f"host: '{node.name}'"] if hosts.count(first) > 1 else []
         figures += [f"device: {name}", f"slots: {node.host_slots}"]
-        links = {"intra": node.host_link or node.intra, "inter": node.inter}
+        links = {"intra": node.host_link or node.intra}
+        links |= {} if node.first_slot else {"inter": node.inter}
         notes = [f"{scope} not measured" for scope in links if (scope, name) not in measured]
         for scope, stated in links.items():
             figures += _figures(f"{scope}_", stated, measured.get((scope, name)))

@@ -48,7 +48,9 @@ class Part:
     @property
     def places(self) -> list[tuple[str, int]]:
         """Host and slot per rank."""
-        return [(node.name, slot) for node in self.nodes for slot in range(self.slots)]
+        return [
+            (node.name, node.first_slot + slot) for node in self.nodes for slot in range(self.slots)
+        ]
 
 
 def load_unprofiled(path: Path, changes: Iterable[str] = ()) -> Experiment:
@@ -100,7 +102,7 @@ def profile_parts(
         largest = chosen.setdefault(node.device.name, node)
         if node.num_slots > largest.num_slots:
             chosen[node.device.name] = node
-    if is_local and len(chosen) > 1:
+    if is_local and len(chosen) > 1 and len(experiment.cluster.host_names) > 1:
         raise InputError(
             f"this machine has one type of device, but the experiment names {', '.join(chosen)}; "
             "profile over SSH, or one type per experiment file into the same folder"
@@ -142,7 +144,9 @@ def _between(cluster: Cluster, chosen: Mapping[str, Node]) -> Iterable[Part]:
     rack_of = {name: index for index, node in enumerate(cluster.nodes) for name in node.host_names}
     for low, high in combinations_with_replacement(sorted(chosen), _LINK_PAIR):
         first = chosen[low]
-        hosts = [host for host in cluster.hosts if host.device.name == high and host != first]
+        hosts = [
+            host for host in cluster.hosts if host.device.name == high and host.name != first.name
+        ]
         devices = "+".join(dict.fromkeys([low, high]))
         for scope, is_near in (("rack", True), ("inter", False)):
             place = LinkPlace(scope=scope, devices=devices)

@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from amp_ray.clusters.device import CATALOGUE, resembles
+from amp_ray.clusters.device import CATALOGUE, Device, resembles
 from amp_ray.trials.doctor.findings import Finding, HostReport, Level, shell_command
 from amp_ray.trials.doctor.software import (
     Needs,
@@ -169,7 +169,7 @@ def check_devices(report: HostReport) -> Iterator[Finding]:
     if not report.spec.has_gpu:
         return
     facts, spec = report.part("gpus"), report.spec
-    expected = f"{spec.num_slots} x {spec.device.name}"
+    expected = spec.boards
     if facts["problem"] is not None:
         yield report.error(
             "devices",
@@ -183,9 +183,14 @@ def check_devices(report: HostReport) -> Iterator[Finding]:
     gpus = visible_gpus(facts)
     yield _check_count(report, len(gpus), expected)
     used = gpus[: spec.num_slots]
+    for device, places in groupby(range(len(used)), spec.devices.__getitem__):
+        slots = [*places]
+        listed = "slots " + ", ".join(map(str, slots))
+        where = "every slot" if len(slots) == len(used) else listed
+        gpus_there = [used[slot] for slot in slots]
+        yield _check_kind(report, gpus_there, device, where)
+        yield _check_memory(report, gpus_there, device)
     if used:
-        yield _check_kind(report, used)
-        yield _check_memory(report, used)
         yield _check_use(report, used)
 
 
@@ -221,24 +226,23 @@ def _check_count(report: HostReport, count: int, expected: str) -> Finding:
     )
 
 
-def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
+def _check_kind(report: HostReport, gpus: Sequence[Gpu], device: Device, where: str) -> Finding:
     """Compare the driver's names with the planned device, if that is in the catalogue."""
-    spec = report.spec
     names = sorted({str(gpu["name"]) for gpu in gpus})
-    any_name = spec.device.name not in CATALOGUE
-    if len(names) == 1 and (any_name or resembles(spec.device.name, names[0])):
+    any_name = device.name not in CATALOGUE
+    if len(names) == 1 and (any_name or resembles(device.name, names[0])):
         return report.ok("device type", names[0])
     return report.warning(
         "device type",
         ", ".join(names),
-        expected=f"{spec.device.name} in every slot",
+        expected=f"{device.name} in {where}",
         advice="name the device that is there in cluster.nodes: predictions are for that one",
     )
 
 
-def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
+def _check_memory(report: HostReport, gpus: Sequence[Gpu], device: Device) -> Finding:
     """Check that the GPU with the least memory has as much as the plan assumes."""
-    planned = report.spec.device.memory_bytes
+    planned = device.memory_bytes
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"] is not None]
     if not sizes:
         return report.ok("device memory", "the driver does not tell")

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any, Final, Literal
 
 from amp_ray.clusters.device import Device, is_cpu
@@ -50,15 +51,25 @@ class HostSpec:
     """The devices that an experiment expects on one host."""
 
     name: str
-    device: Device
-    num_slots: int
+    devices: tuple[Device, ...]  # of its slots
     group: int = 0  # index of the group of hosts that run a trial together
     login: tuple[str, ...] = ()  # prefix of commands, such as ssh; empty for this machine
 
     @property
+    def num_slots(self) -> int:
+        """Number of its slots."""
+        return len(self.devices)
+
+    @property
     def has_gpu(self) -> bool:
         """Whether its devices are GPUs."""
-        return not is_cpu(self.device.name)
+        return not is_cpu(self.devices[0].name)
+
+    @property
+    def boards(self) -> str:
+        """Name its devices, as ``4 x A100-80 and 2 x T4``."""
+        runs = groupby(device.name for device in self.devices)
+        return " and ".join(f"{len([*run])} x {name}" for name, run in runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,8 @@ def _check_torch(report: HostReport, needs: Needs) -> Finding:
     elif _numbers(torch) < MIN_TORCH:
         expected = f"torch {'.'.join(map(str, MIN_TORCH))} or newer"
     elif report.spec.has_gpu and cuda is None:
-        expected = f"torch built with CUDA, for {report.spec.device.name}"
+        names = dict.fromkeys(device.name for device in report.spec.devices)
+        expected = f"torch built with CUDA, for {' and '.join(names)}"
         advice = "this build has none; the command installs torch's default build"
     version = "no torch" if torch is None else f"torch {torch}" + (f", CUDA {cuda}" if cuda else "")
     if not expected:

@@ -148,7 +148,11 @@ def test_devices_are_the_slots_among_those_that_the_login_sees(
     devices: str,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    program = RESULT + f"assert os.environ['CUDA_VISIBLE_DEVICES'] == '{devices}'"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    program = (
+        f"{RESULT}assert os.environ['CUDA_VISIBLE_DEVICES'] == '{devices}'\n"
+        "assert os.environ['CUDA_DEVICE_ORDER'] == 'PCI_BUS_ID'"
+    )
     with Launcher([LocalHost()], settings) as launcher:
         assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
 

@@ -32,6 +32,13 @@ cluster:
 global_batch_size: 8
 """
 """Experiment with four T4 on two nodes, analytic layer times, and the default runtime."""
+MIXED_HOST = (
+    "{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}",
+    """{host: big, device: T4, slots: 2, inter_gbit_per_s: 10}
+    - {host: big, device: V100-32, slots: 1}
+    - {device: T4, slots: 3, inter_gbit_per_s: 10}""",
+)
+"""Part of `SMALL` and its replacement with boards of two kinds in the first of two hosts."""
 SLOW_HOST = (
     "global_batch_size: 8\n",
     "global_batch_size: 8\nconstants: {host_s_per_iteration: 0.015}\n",

@@ -67,9 +67,8 @@ def healthy_report(
     for part, values in (changes or {}).items():
         only_problem = values.keys() == {"problem"} and part != "disk"
         parts[part] = dict(values) if only_problem else {**parts[part], **values}
-    spec = HostSpec(
-        name=name, device=find_device(device), num_slots=num_slots, login=("ssh", f"ada@{name}")
-    )
+    devices = (find_device(device),) * num_slots
+    spec = HostSpec(name=name, devices=devices, login=("ssh", f"ada@{name}"))
     answer = {"kind": "facts", "version": "3.11.7", "executable": "/usr/bin/python3", **parts}
     report = HostReport(spec=spec, answer=answer, num_peers=1)
     return replace(report, **more)

@@ -54,21 +54,26 @@ def links() -> st.SearchStrategy[Link]:
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
-    """Draw a cluster of up to four nodes with unequal devices, slots and links."""
+    """Draw a cluster of up to four nodes with unequal devices, slots, links and hosts."""
     num_nodes = draw(st.integers(1, _MAX_NODES))
+    hosts = sorted(
+        draw(st.lists(st.integers(0, num_nodes), min_size=num_nodes, max_size=num_nodes))
+    )
     nodes = tuple(
         Node(
-            name=f"host-{index}",
+            name=f"host-{host}",
             device=draw(st.sampled_from(list(CATALOGUE.values()))),
             num_slots=draw(st.integers(1, _MAX_SLOTS)),
+            first_slot=index * _MAX_SLOTS,
             intra=draw(links()),
             inter=draw(links()),
         )
-        for index in range(num_nodes)
+        for index, host in enumerate(hosts)
     )
     pairs = [(low, high) for high in range(num_nodes) for low in range(high)]
     known = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    return Cluster(nodes=nodes, pair_links={pair: draw(links()) for pair in known})
+    known += [(low, high) for low, high in pairs if hosts[low] == hosts[high]]
+    return Cluster(nodes=nodes, pair_links={pair: draw(links()) for pair in dict.fromkeys(known)})
 
 
 def candidates() -> st.SearchStrategy[Candidate]:

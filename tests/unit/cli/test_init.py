@@ -128,8 +128,13 @@ def test_hosts_are_asked_for_their_boards(
     boards["b"] = [board, {"name": "Tesla T4", "memory_bytes": 15360 * 2**20}]
     path.unlink()
     ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
+    assert ended.out == f"{path}: 1 x 8 A100-80, 1 x 1 A100-80 + 1 T4\n"
+    assert load_experiment(path).cluster.places[-2:] == (("b", 0), ("b", 1))
+    boards["b"][1] = {"name": "Tesla T9", "memory_bytes": None}
+    path.unlink()
+    ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
     assert ended.code == 2
-    assert "host b has NVIDIA A100-SXM4-80GB, Tesla T4: name one board" in ended.err
+    assert "host b has NVIDIA A100-SXM4-80GB, Tesla T9: name one board" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -210,6 +215,15 @@ def test_a_terminal_is_asked_for_everything_and_again_after_a_typo(tmp_path: Pat
     assert experiment.cluster.num_devices == 8
 
 
+def test_boards_of_two_kinds_in_one_host_are_one_answer(tmp_path: Path) -> None:
+    answers = ("", "other", "", "A100-80:4,T4", "A100-80:4, T4:2", "2", "100", "", "")
+    asked = answered(tmp_path, "\n".join(answers) + "\n")
+    assert "found A100-80:4,T4; expected one board, or several as A100-80:4,V100-32:2" in asked
+    found = load_experiment(tmp_path / "my.yaml").cluster
+    assert found.host_names == ("node0", "node1")
+    assert [node.num_slots for node in found.nodes] == [4, 2, 4, 2]
+
+
 def test_a_preset_leaves_little_to_ask(tmp_path: Path) -> None:
     asked = answered(tmp_path, "\naws-p5\n\n3\n\n\n")
     assert asked.count("]: ") == 6  # model, cluster, tokens, nodes, batch, runtime
@@ -237,6 +251,10 @@ def test_a_preset_leaves_little_to_ask(tmp_path: Path) -> None:
             "works too); did you mean azure-nd-mi300x-v5? known: ",
         ),
         ((*NODES, "--model", "gpt2-1.5b"), "--batch is missing"),
+        (
+            (*NODES, "--device", "T4:2,V100-32:1", "--batch", "8", "--model", "gpt2-1.5b"),
+            "3 boards; a node has 4 slots",
+        ),
         (
             (*NODES, "--device", "T5", "--batch", "8", "--model", "gpt2-1.5b"),
             "device 'T5' is not in the catalogue",

@@ -42,6 +42,22 @@ def test_a_cluster_without_nodes_is_refused() -> None:
         cluster()
 
 
+def test_a_host_with_boards_of_two_kinds_numbers_its_slots_through() -> None:
+    second = replace(node("a", 1, device="V100-16"), first_slot=2)
+    found = cluster(node("a", 2), second, node("b"), pairs={(0, 1): FAST})
+    assert found.places == (("a", 0), ("a", 1), ("a", 2), ("b", 0))
+    assert (found.host_names, found.host_of_device) == (("a", "b"), (0, 0, 0, 1))
+    assert found.host_of_node == (0, 0, 2)
+    assert found.of_hosts(["a"]).nodes == found.nodes[:2]
+    assert found.part([1]).places == (("a", 2),)
+    with pytest.raises(ValueError, match="nodes of host 'a' need a link"):
+        cluster(node("a", 2), second)
+    with pytest.raises(ValueError, match="different names"):
+        cluster(node("a", 2), node("b"), second)
+    with pytest.raises(ValueError, match="different names"):
+        cluster(node("a", 3), second, pairs={(0, 1): FAST})
+
+
 @pytest.mark.parametrize("pair", [(1, 0), (0, 0), (0, 2), (-1, 0)])
 def test_a_pair_that_does_not_exist_is_refused(pair: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"link between nodes .*: there are nodes 0\.\.1"):

@@ -128,3 +128,13 @@ def test_messages_within_a_rack_use_no_interface(
     topology = replace(messages.topology, cluster=Cluster(nodes=racks))
     found, found_step = met(replace(messages, topology=topology), *devices, **degrees)
     assert [found.max(), found_step.max()] == pytest.approx(list(expected))
+
+
+def test_messages_within_a_host_leave_its_interface_free(messages: MessageModel) -> None:
+    one, two, three = messages.topology.cluster.nodes
+    nodes = (one, replace(two, name=one.name, first_slot=FOUR), three)
+    cluster = Cluster(nodes=nodes, pair_links={(0, 1): link(300, 1.5)})
+    joined = replace(messages, topology=replace(messages.topology, cluster=cluster))
+    assert met(joined, 0, 1, 4, 5, pp=2, dp=2)[0].tolist() == [[2 / 300, 2 / 300]]
+    assert met(joined, 0, 4, 8, 9, pp=2, dp=2)[0].tolist() == [[2 / 40, 2 / 40]]
+    assert met(joined, 0, 1, 4, 8, pp=2, dp=2)[0].tolist() == [[1 / 300, 1 / 40]]

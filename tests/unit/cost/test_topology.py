@@ -217,3 +217,16 @@ def test_kinds_of_nodes_say_of_every_pair_what_its_own_links_say(
             links = [pairs[low, high]] if (low, high) in pairs else links
             assert rates[low, high] == min(path.bandwidth_bytes_per_s for path in links)
             assert steps[high, low] == max(path.latency_s for path in links)
+
+
+def test_nodes_of_one_host_share_its_interface_but_not_their_own_link(topology: Topology) -> None:
+    one, two, three = topology.cluster.nodes
+    nodes = (one, replace(two, name=one.name, first_slot=FOUR), three)
+    cluster = Cluster(nodes=nodes, pair_links={(0, 1): link(300, 1.5)})
+    joined = replace(topology, cluster=cluster)
+    assert joined.rings([[0, 8], [4, 9]]).of_groups == (path(40 / 2, 2.0, 2, 2.0),) * 2
+    inside, outside = joined.rings([[0, 4], [1, 8]]).of_groups
+    assert inside == path(300, 1.5, 2, 1.5)
+    assert outside == path(40, 2.0, 2, 2.0)
+    known = joined.exchange([[0, 8], [4, 9]])
+    assert known.bytes_per_s == 2 * 40 / 2

@@ -17,7 +17,7 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.training.job import read_job
-from support.experiments import small_experiment
+from support.experiments import MIXED_HOST, small_experiment
 
 GRID = Candidate(options=StageOptions(tp=2, dp=1), pp=2, micro_batch_size=2, num_micro_batches=4)
 PLAN = Strategy.uniform(GRID, (0, 4, 9))
@@ -67,6 +67,21 @@ def test_slurm_chooses_hosts_without_names() -> None:
     assert "nodelist" not in text
     with pytest.raises(ValueError, match="host by host"):
         slurm_folder(replace(moved(0, 2, 1, 3), experiment=experiment))
+
+
+def test_boards_of_two_kinds_in_one_host_are_slots_of_one_host() -> None:
+    mixed = replace(small_experiment(MIXED_HOST), names_hosts=True)
+    grid = replace(GRID, options=StageOptions(tp=1, dp=1), pp=6)
+    files = deepspeed_folder(chosen(Strategy.uniform(grid, (0, 1, 3, 4, 6, 7, 9)), mixed)).files
+    assert files["hostfile"] == "big slots=3\nnode1 slots=3\n"
+    assert "--include big:0,1,2@node1:0,1,2" in files["launch.sh"]
+    assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in files["launch.sh"]
+    assert "CUDA_DEVICE_ORDER" not in deepspeed_folder(chosen()).files["launch.sh"]
+    last = replace(mixed, cluster=mixed.cluster.of_hosts(["big"]))
+    plan = replace(Strategy.uniform(replace(grid, pp=1), (0, 9)), placement=(2,))
+    assert "--include big:2" in deepspeed_folder(chosen(plan, last)).files["launch.sh"]
+    with pytest.raises(ValueError, match=r"Slurm takes slots \[0\] of big in turn, not \[2\]"):
+        slurm_folder(chosen(plan, last))
 
 
 def test_what_a_launcher_cannot_place_is_refused() -> None:

@@ -298,3 +298,75 @@ def test_nodes_outside_racks_keep_their_links() -> None:
     nodes = RACKS.replace("count: 5", "count: 4") + NODES
     found = cluster(nodes, links="  links: [{between: [node5, node4], gbit_per_s: 8}]\n")
     assert list(found.pair_links) == [(2, 3)]
+
+
+BIG = (
+    "    - {host: big, device: A100-80, slots: 4, inter_gbit_per_s: 25}\n"
+    "    - {host: big, device: V100-32, slots: 2}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hostfile"),
+    [
+        (BIG + NODES, None),
+        (BIG + NODES, "big slots=6\na slots=2\nb\n"),
+        (BIG + NODES, "ada@big\na\nb\n"),
+        (BIG.replace("big", "node0") + NODES, "c slots=6\na\nb\n"),
+    ],
+)
+def test_a_host_stands_in_two_entries(nodes: str, hostfile: str | None) -> None:
+    found = cluster(nodes, hostfile)
+    assert len(found.host_names) == 3
+    assert [slot for _, slot in found.places] == [0, 1, 2, 3, 4, 5, 0, 1, 0, 1]
+    assert found.nodes[0].inter == found.nodes[1].inter
+    assert {*found.pair_links} == {(0, 1)}
+
+
+def test_boards_of_one_host_are_joined_by_pcie_or_what_the_file_says() -> None:
+    def link(*changes: tuple[str, str], links: str = "") -> Link:
+        nodes = BIG
+        for old, new in changes:
+            nodes = nodes.replace(old, new)
+        return cluster(nodes, links=links).pair_links[0, 1]
+
+    assert link().bandwidth_bytes_per_s == 15.75e9 / 2  # PCIe 3 of V100
+    assert link().fabric == "pcie"
+    assert link(("slots: 2", "slots: 2, intra_gbit_per_s: 40")).bandwidth_bytes_per_s == 5e9
+    fast = link(("25}", "3200, protocol: rdma, inter_latency_us: 1}"))
+    assert fast.bandwidth_bytes_per_s > 3200e9 / 8
+    assert fast.latency_s == 1e-6
+    alone = link((", inter_gbit_per_s: 25", ""))
+    assert alone.bandwidth_bytes_per_s == link().bandwidth_bytes_per_s
+    stated = link(links="  links: [{between: [big, big], gbit_per_s: 8}]\n")
+    assert (stated.bandwidth_bytes_per_s, stated.fabric) == (1e9, None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hostfile", "message"),
+    [
+        (BIG, "big slots=7\n", r"nodes.1.slots: found 4 \+ 2; host 'big' has slots=7 in 'hosts'"),
+        (BIG, "c slots=6\n", "nodes.0.host: found 'big'; the host in its place in 'hosts' is 'c'"),
+        (BIG, "a\nb\n", "describes 1 host, hostfile 'hosts' names 2"),
+        (
+            BIG.replace("2}", "2, zone: a, protocol: tcp}").replace("25}", "25, zone: b}"),
+            None,
+            "one",
+        ),
+        (
+            BIG.replace("2}", "2, inter_gbit_per_s: 50}"),
+            None,
+            "found 50.0; .* host 'big' has 25.0",
+        ),
+        (BIG.replace("V100-32", "cpu"), None, "nodes.1.device: found cpu; host 'big' has entries"),
+        (BIG + NODES + BIG, None, "another host is named 'big'; entries of one host follow each"),
+        (NODES + NODES.replace("count: 2", "host: node1"), None, "another host is named 'node1'"),
+        (BIG.replace("big", "big, count: 2"), None, "nodes.0.host: found a name for 2 hosts"),
+        (BIG.replace("big", "'b;g'"), None, "nodes.0.host: found host 'b;g'"),
+    ],
+)
+def test_entries_of_one_host_that_do_not_fit_are_refused(
+    nodes: str, hostfile: str | None, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        cluster(nodes, hostfile)

@@ -29,7 +29,7 @@ from amp_ray.runtime.hosts.link import AgentLink, Message
 from amp_ray.runtime.hosts.login import LoginError
 from amp_ray.trials.doctor.findings import Finding
 from support.checked import required
-from support.experiments import experiment_from, small_experiment
+from support.experiments import MIXED_HOST, experiment_from, small_experiment
 from support.host_reports import healthy_report
 from support.programs import python
 from support.waiting import HANG_GUARD_S, wait_for
@@ -71,6 +71,15 @@ def test_every_host_of_every_group_is_a_site() -> None:
         ("d", 1, 2),
     ]
     assert specs[3].login == ("ssh", "ada@d")
+
+
+def test_a_host_in_two_entries_is_one_site() -> None:
+    mixed = replace(small_experiment(MIXED_HOST), names_hosts=True)
+    specs = list_host_specs(mixed)
+    assert [(spec.name, spec.boards) for spec in specs] == [
+        ("big", "2 x T4 and 1 x V100-32"),
+        ("node1", "3 x T4"),
+    ]
 
 
 def test_local_trials_are_one_site_with_all_slots() -> None:

@@ -132,5 +132,5 @@ def test_the_hosts_of_a_rack_are_as_many_hosts() -> None:
 
 
 def test_too_few_hosts_are_refused() -> None:
-    with pytest.raises(InputError, match="2 nodes, found 1 hosts to play them: a"):
+    with pytest.raises(InputError, match="2 hosts, found 1 to play them: a"):
         placement(experiment("ssh"), STRATEGY, ["a"])

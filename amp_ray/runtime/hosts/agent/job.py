@@ -55,7 +55,9 @@ class Job:
         self._message = message
         self._environment = {TAG_VARIABLE: tag, FOLDER_VARIABLE: folder}
         self._event_tag = tag if message["events"] else None
-        self._devices = {DEVICE_VARIABLE: visible_devices(message["slots"])}
+        # In a host with several kinds of boards CUDA would put the fastest first
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        self._devices = {**order, DEVICE_VARIABLE: visible_devices(message["slots"])}
         self._deadline = time.monotonic() + message["deadline_s"]
         self._failed_at: float | None = None
         self._oom_kills_before = num_oom_kills()

@@ -35,7 +35,7 @@ DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
-    *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_DEVICE_ORDER"),
+    *("LD_LIBRARY_PATH", "CUDA_HOME"),
 )
 """Variables that ranks inherit from the login; proxies and PYTHON* are left out."""
 

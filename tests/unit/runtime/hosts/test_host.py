@@ -8,7 +8,7 @@ from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.runtime.hosts.host import LocalHost, experiment_folder, host_maker, located
 from amp_ray.runtime.hosts.ssh import SshHost
-from support.experiments import small_experiment
+from support.experiments import MIXED_HOST, small_experiment
 
 
 def experiment(folder: Path, **ssh: str) -> Experiment:
@@ -66,6 +66,8 @@ def test_hosts_on_one_machine_have_different_gpus(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     described = experiment(tmp_path)
     assert [devices_of(described, name) for name in ("node0", "node1")] == ["0,1", "2,3"]
+    mixed = small_experiment(MIXED_HOST)
+    assert [devices_of(mixed, name) for name in ("big", "node1")] == ["0,1,2", "3,4,5"]
 
 
 def test_groups_on_one_machine_have_different_gpus(

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.clusters.device import resembles
+from amp_ray.clusters.device import find_device, resembles
 from amp_ray.runtime.hosts.agent import job
 from amp_ray.trials.doctor.checks import (
     LOG_BYTES,
@@ -221,6 +221,20 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
         ),
     ),
 }
+
+
+V100 = {"name": "Tesla V100-SXM2-16GB", "memory_bytes": 16 * GIB}
+
+
+def test_each_kind_of_boards_is_looked_for_in_its_slots() -> None:
+    there = report(num_slots=3, gpus=[gpu(0), gpu(1), gpu(2, **V100)])
+    devices = (*there.spec.devices[:2], find_device("V100-16"))
+    planned = replace(there, spec=replace(there.spec, devices=devices))
+    assert not device_problems(planned)
+    swapped = replace(there, spec=replace(there.spec, devices=devices[::-1]))
+    first, second = (each for each in device_problems(swapped) if each.check == "device type")
+    assert (first.found, first.expected) == ("Tesla T4", "V100-16 in slots 0")
+    assert second.expected == "T4 in slots 1, 2"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
