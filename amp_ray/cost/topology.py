@@ -290,8 +290,9 @@ class Topology:
         within = inside[1] if None in fabrics else max(filter(None, fabrics))
         crosses, protocols = len(nodes) > 1, {node.inter.protocol for node in of_ring}
         between = {node.inter.fabric for node in of_ring}
-        if crosses and len({self.cluster.host_of_node[node] for node in nodes}) == 1:
-            between = {self.cluster.pair_links[pair].fabric for pair in combinations(nodes, 2)}
+        apart = sorted({*nodes})  # one node, twice, stands for two of its kind
+        if len(apart) > 1 and len({self.cluster.host_of_node[node] for node in nodes}) == 1:
+            between = {self.cluster.pair_links[pair].fabric for pair in combinations(apart, 2)}
             protocols.discard("efa")
         is_default = crosses and all(between)
         if not is_default and not isinstance(within, str):

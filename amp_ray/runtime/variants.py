@@ -20,6 +20,7 @@ from amp_ray.search.rows import row
 from amp_ray.search.run import NUM_INTERVALS, fastest_within
 from amp_ray.search.space import divided_batch
 from amp_ray.strategies.recompute import AUTO as AUTO_RECOMPUTE
+from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.zero import AUTO_STAGE
 from amp_ray.units import GIB, counted
 
@@ -32,6 +33,7 @@ _LIMITS: Final = (
     *("max_cost_per_iteration", "min_tokens_per_s"),
 )
 _SPREADING: Final = ("torch", "megatron-core", "fsdp2")  # runtimes that shard what others keep
+_GRIDS: Final = ("uniform", "placement")
 _DOUBLINGS: Final = 10  # of the nodes, to find a cluster that is large enough
 _Change = tuple[str, tuple[str, ...]]  # description, and ``KEY=VALUE``
 KNEE: Final = 0.5  # least ratio of throughput's relative gain to the devices' relative gain
@@ -106,9 +108,10 @@ class Variants:
         return tuple(variants)
 
     def can_run(self, changes: Sequence[str]) -> bool:
-        """Return whether some strategy can run with the changes, without a complete search."""
+        """Return whether some strategy can run with the changes; only lean ones are planned."""
         try:
-            experiment, choice = self.load(changes)
+            experiment, _ = self.load(changes)
+            experiment, choice = self.load((*changes, *_lean(experiment)))
             return fastest_within(choice.make(experiment)) is not None
         except ValueError:  # a wrong value, or no candidate within the limits
             return False
@@ -311,6 +314,17 @@ def _relaxed(values: Mapping[str, Any], experiment: Experiment) -> Iterator[_Cha
     for runtime in _SPREADING:
         if runtime != experiment.traits.name:
             yield f"runtime {runtime}", (f"runtime={runtime}", *every)
+
+
+def _lean(experiment: Experiment) -> Iterator[str]:
+    """Yield the changes of open settings to the values that need the least memory."""
+    limits = experiment.limits
+    if experiment.recompute == AUTO_RECOMPUTE and FULL.kind in experiment.traits.recompute:
+        yield f"recompute={FULL.kind}"
+    if experiment.space in _GRIDS and limits.micro_batch_sizes is None:
+        yield "search.micro_batch_sizes=[1]"
+    if experiment.space in _GRIDS and limits.virtual_stages == "auto":
+        yield f"search.virtual_stages=[{experiment.traits.virtual_stages}]"
 
 
 def _smallest_cluster(

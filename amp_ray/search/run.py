@@ -139,11 +139,13 @@ def fastest_within(planner: Planner, limit_s: float = math.inf) -> Estimate | No
         queue = CandidateQueue(candidates.required, candidates.optional)
         plans = _feasible(queue.run(planner.plan), limit_s)
         return min(plans, key=leader_order, default=None)
-    best: Estimate | None = None
+    best, is_any = None, math.isinf(limit_s)
     for least, most in _windows(planner.experiment.cluster.num_devices):
         queue = CandidateQueue((), candidates.within(least, most, limit_s))
         plans = _feasible(queue.run(planner.plan), limit_s)
         best = min(plans, key=leader_order, default=best)
+        if is_any and best is not None:
+            break
         limit_s = limit_s if best is None else min(limit_s, best.iteration_time_s)
     return best
 

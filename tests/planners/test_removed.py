@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "plan aceso.yaml --json": ("aceso2024", "operators"),
     "plan few.yaml --json search.space=operator": ("operators",),
     "plan aceso.yaml --json --cost-model aceso-2024": ("aceso2024", "operators"),
-    "export aceso.yaml --to aceso": ("aceso2024", "operators"),
+    "export aceso.yaml --to aceso search.idle_devices=false": ("aceso2024", "operators"),
     "score aceso.yaml --json --strategies aceso-plan.json": ("aceso2024", "operators"),
 }
 """Commands in the folder of the net's files, and the guests that each needs."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import amp_ray as amp
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
@@ -20,7 +21,11 @@ from amp_ray.runtime.first_file import preset, presets
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.rows import link_records, stage_records
 
-CLUSTERS = tuple(presets()["clusters"].keys() - {"this-machine", "aws-p3dn"})
+CLUSTERS = tuple(
+    name
+    for name, nodes in presets()["clusters"].items()
+    if name != "this-machine" and CATALOGUE[nodes["device"]].bf16_flops
+)
 LLAMA = {
     "family": "llama",
     "num_layers": 22,

@@ -117,7 +117,7 @@ def grids(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> Case:
 @st.composite
 def idle_grids(draw: st.DrawFn) -> Case:
     """Draw a candidate that leaves some devices idle."""
-    experiment = in_space(draw(experiments((2, 3, 4))), "placement")
+    experiment = in_space(draw(experiments((2, 3, 4))), "placement", idle=True)
     heads = experiment.model.shape.num_heads
     fitting = [own for own in idle_candidates(experiment) if heads % own.options.tp == 0]
     return Case(experiment=experiment, candidate=draw(st.sampled_from(fitting)))

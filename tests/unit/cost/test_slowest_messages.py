@@ -132,7 +132,7 @@ def test_messages_within_a_rack_use_no_interface(
 
 def test_messages_within_a_host_leave_its_interface_free(messages: MessageModel) -> None:
     one, two, three = messages.topology.cluster.nodes
-    nodes = (one, replace(two, name=one.name, first_slot=FOUR), three)
+    nodes = (one, replace(two, name=one.name, first_slot=4), three)
     cluster = Cluster(nodes=nodes, pair_links={(0, 1): link(300, 1.5)})
     joined = replace(messages, topology=replace(messages.topology, cluster=cluster))
     assert met(joined, 0, 1, 4, 5, pp=2, dp=2)[0].tolist() == [[2 / 300, 2 / 300]]

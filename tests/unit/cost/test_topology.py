@@ -221,7 +221,7 @@ def test_kinds_of_nodes_say_of_every_pair_what_its_own_links_say(
 
 def test_nodes_of_one_host_share_its_interface_but_not_their_own_link(topology: Topology) -> None:
     one, two, three = topology.cluster.nodes
-    nodes = (one, replace(two, name=one.name, first_slot=FOUR), three)
+    nodes = (one, replace(two, name=one.name, first_slot=4), three)
     cluster = Cluster(nodes=nodes, pair_links={(0, 1): link(300, 1.5)})
     joined = replace(topology, cluster=cluster)
     assert joined.rings([[0, 8], [4, 9]]).of_groups == (path(40 / 2, 2.0, 2, 2.0),) * 2
