@@ -318,13 +318,10 @@ def _relaxed(values: Mapping[str, Any], experiment: Experiment) -> Iterator[_Cha
 
 def _lean(experiment: Experiment) -> Iterator[str]:
     """Yield the changes of open settings to the values that need the least memory."""
-    limits = experiment.limits
     if experiment.recompute == AUTO_RECOMPUTE and FULL.kind in experiment.traits.recompute:
         yield f"recompute={FULL.kind}"
-    if experiment.space in _GRIDS and limits.micro_batch_sizes is None:
+    if experiment.space in _GRIDS and experiment.limits.micro_batch_sizes is None:
         yield "search.micro_batch_sizes=[1]"
-    if experiment.space in _GRIDS and limits.virtual_stages == "auto":
-        yield f"search.virtual_stages=[{experiment.traits.virtual_stages}]"
 
 
 def _smallest_cluster(
