@@ -451,9 +451,7 @@ class LinkTable(NamedTuple):
     """Rates and latencies of messages within and between nodes, by the kind of node."""
 
     kind_of_node: IntArray  # shape ``(num_nodes,)``
-    host_of_node: (
-        IntArray  # shape ``(num_nodes,)``. First node of its host, whose interface it has.
-    )
+    host_of_node: IntArray  # shape ``(num_nodes,)``. First node of its host, for its interface.
     num_hosts: FloatArray  # shape ``(num_kinds,)``. Hosts of a node, each with an interface.
     intra_bytes_per_s: FloatArray  # shape ``(num_kinds,)``. Rate of a rank within its node.
     intra_step_s: FloatArray  # shape ``(num_kinds,)``. Latency within a node.
@@ -481,7 +479,7 @@ def slowest_messages(
     num_ranks = ranks.first_node[1:] - ranks.first_node[:-1]
     num_ends = ranks.first_end[1:] - ranks.first_end[:-1]  # one more than dp
     pieces = np.lcm(*(num_ranks // (num_ends - 1))[pairs].T)  # no rank's part is split
-    messages = np.empty(((pieces * num_ends[pairs].sum(axis=1)).max(initial=0), 5), np.int64)
+    messages = np.empty(((pieces * num_ends[pairs].sum(axis=1)).max(initial=0), 7), np.int64)
     loads = np.empty((4, max(num_ranks.max(), 2 * links.kind_of_node.size), 2))
     _fill_slowest(pairs, pieces, ranks, links, messages, loads, slowest)
     return slowest
@@ -500,23 +498,20 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
     """Write `slowest_messages`.
 
     ``pieces``, shape ``(num_cuts,)``, counts the pieces of a sample's tensor across each cut.
-    Scratch: ``messages`` has a row for each message of a cut (sender, receiver, their nodes,
-    samples and part); ``loads``, shape ``(4, num_ranks_or_nodes, 2)``, has units and messages of
-    each sender, of each receiver, out of each node, into each node; messages between nodes of one
-    host count behind all others, by node. ``slowest`` begins as zeros.
+    Scratch: ``messages`` has a row for each message of a cut (sender, receiver, their nodes, part,
+    places of the nodes in ``loads``); ``loads``, shape ``(4, num_ranks_or_nodes, 2)``, has units
+    and messages of each sender, of each receiver, out of each node, into each node; messages
+    between nodes of one host count behind all others, by node. ``slowest`` begins as zeros.
     """
     nodes, ends, first_node, first_end = ranks.nodes, ranks.ends, ranks.first_node, ranks.first_end
-    hosts, num_nodes = links.host_of_node, links.host_of_node.size
+    hosts = links.host_of_node
     for index in range(len(pairs)):
-        for end in range(4):
-            for place in range(loads.shape[1]):
-                loads[end, place, 0] = loads[end, place, 1] = 0.0
+        loads[:] = 0.0
         stage, next_stage = pairs[index, 0], pairs[index, 1]
         begin, stop = first_end[stage], first_end[stage + 1] - 1
-        j, next_stop = first_end[next_stage], first_end[next_stage + 1] - 1
+        j, size, next_stop = first_end[next_stage], 0, first_end[next_stage + 1] - 1
         tp = (first_node[stage + 1] - first_node[stage]) // (stop - begin)
         next_tp = (first_node[next_stage + 1] - first_node[next_stage]) // (next_stop - j)
-        next_begin, size = j, 0
         for i in range(begin, stop):
             while ends[j + 1] <= ends[i]:
                 j += 1
@@ -525,20 +520,21 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                 samples = min(ends[i + 1], ends[k + 1]) - max(ends[i], ends[k])
                 for piece in range(pieces[index]):
                     a = (i - begin) * tp + piece * tp // pieces[index]
-                    b = (k - next_begin) * next_tp + piece * next_tp // pieces[index]
+                    b = (k - first_end[next_stage]) * next_tp + piece * next_tp // pieces[index]
                     source, target = nodes[first_node[stage] + a], nodes[first_node[next_stage] + b]
                     message = messages[size]
                     message[0], message[1], message[2], message[3] = a, b, source, target
-                    message[4] = ranks.parts[i]
+                    inside = hosts[source] == hosts[target]
+                    out = hosts.size + source if inside else hosts[source]
+                    into = hosts.size + target if inside else hosts[target]
+                    message[4], message[5], message[6] = ranks.parts[i], out, into
                     size += 1
-                    for kind in range(2):
-                        units = samples if kind == 0 else 1
+                    for kind, units in enumerate((samples, 1)):
                         loads[0, a, kind] += units
                         loads[1, b, kind] += units
                         if source != target:
-                            inside = hosts[source] == hosts[target]
-                            loads[2, num_nodes + source if inside else hosts[source], kind] += units
-                            loads[3, num_nodes + target if inside else hosts[target], kind] += units
+                            loads[2, out, kind] += units
+                            loads[3, into, kind] += units
                 k += 1
         for number in range(size):
             message = messages[number]
@@ -554,10 +550,7 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                 of_rank = max(loads[0, a, kind], loads[1, b, kind])
                 seconds = of_rank / rank_rate
                 if source != target:
-                    inside = hosts[source] == hosts[target]
-                    out = num_nodes + source if inside else hosts[source]
-                    into = num_nodes + target if inside else hosts[target]
-                    of_node = max(loads[2, out, kind], loads[3, into, kind])
-                    shared = max(of_node, of_rank * num_hosts)
-                    seconds = max(seconds, shared / links.inter_bytes_per_s[one, other])
+                    shared = max(loads[2, message[5], kind], loads[3, message[6], kind])
+                    rate = links.inter_bytes_per_s[one, other]
+                    seconds = max(seconds, max(shared, of_rank * num_hosts) / rate)
                 worst[2 + kind] = max(worst[2 + kind], seconds)

@@ -210,11 +210,7 @@ def build_cluster(
                 hosts = parse_hostfile(hostfile_text, file=section.hostfile)
             _check_hosts(document, section, hosts, entries)
             names = [host.host for host in hosts]
-        positions = {name: index for index, name in enumerate(names)}
-        for name, of in zip(names, entries, strict=True):
-            if entries[positions[name]] is not of:
-                message = f"another host is named {name!r}; entries of one host follow each other"
-                raise InputError(message, where=document.where("cluster", "nodes", of[0]))
+        positions = _positions(document, names, entries)
         zones = {entry.zone for entry in section.nodes if entry.zone is not None}
         several = {name for name, of in zip(names, entries, strict=True) if len(of) > 1}
         links, zone_links = _links(document, section.links, positions, zones, several)
@@ -225,21 +221,15 @@ def build_cluster(
             device.peak_flops(precision)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
-                is_alone = len(entries) == 1 or (
-                    len(entries) <= _rack_size(entry, device) and len(section.nodes) == 1
-                )
-                links_of.append(_links_of_node(entry, device, is_alone=is_alone))
+                most = _rack_size(entry, device) if len(section.nodes) == 1 else 1
+                links_of.append(_links_of_node(entry, device, is_alone=len(entries) <= most))
     mistakes.check()
     names_of = list[list[str]]([] for _ in section.nodes)
     for name, of in zip(names, entries, strict=True):
         for index in of:
             names_of[index].append(name)
-    nodes = [
-        node
-        for described in zip(names_of, section.nodes, devices, links_of, strict=True)
-        for node in _nodes(*described)
-    ]
-    nodes = _with_slots(nodes)
+    described = zip(names_of, section.nodes, devices, links_of, strict=True)
+    nodes = _with_slots([node for entry in described for node in _nodes(*entry)])
     _check_racks(document, section, nodes)
     of_host: dict[str, list[int]] = {name: [] for name in names}
     for index, node in enumerate(nodes):
@@ -252,6 +242,18 @@ def build_cluster(
         pairs |= {(one, other): link for one, other in product(*ends) if one < other}
     with document.at("cluster"):
         return Cluster(nodes=tuple(nodes), pair_links=pairs, zone_links=zone_links)
+
+
+def _positions(
+    document: Document, names: Sequence[str], entries: Sequence[Sequence[int]]
+) -> dict[str, int]:
+    """Return the position of every host; refuse entries of a host that are apart."""
+    positions = {name: index for index, name in enumerate(names)}
+    for name, of in zip(names, entries, strict=True):
+        if entries[positions[name]] is not of:
+            message = f"another host is named {name!r}; entries of one host follow each other"
+            raise InputError(message, where=document.where("cluster", "nodes", of[0]))
+    return positions
 
 
 _OF_HOST: Final = (

@@ -171,6 +171,7 @@ class SpacePlanner:
             candidate = Candidate(micro_batch_size=size, options=options, pp=1, num_micro_batches=1)
             if self.refuse(candidate) is None:
                 bounds = self._grid_bounds(self.cost_model.samples_of(options))
+                candidate = replace(candidate, options=without_context(options))
                 here_s = bounds.pass_s(with_kind(candidate, NO_RECOMPUTE))
                 least_s = min(least_s[0], here_s[0]), min(least_s[1], here_s[1])
         return least_s
