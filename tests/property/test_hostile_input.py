@@ -476,6 +476,7 @@ READ_IN: Final = {
     "runtime.files.read_texts": ("profile",),
     "runtime.files.with_calibration": ("calibration",),
     "runtime.first_file.hosts_of": ("a first file's hosts",),
+    "runtime.first_file._entries": ("a first file's hosts",),
     "runtime.first_file.longest_sequence": ("configuration",),
     "runtime.profile.profiling.ProfileFolder.__init__": ("records of a profile",),
     "runtime.hosts.ssh_config.SshConfig.__init__": ("ssh's configuration",),

@@ -126,7 +126,7 @@ def idle_grids(draw: st.DrawFn) -> Case:
 @st.composite
 def groups(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 5)) -> Case:
     """Draw a candidate of stage groups, with any runtime."""
-    drawn = draw(experiments(sizes))
+    drawn = in_space(draw(experiments(sizes)), "heterogeneous", idle=True)
     traits = RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))]
     traits = replace(traits, context_bytes=drawn.traits.context_bytes, launch_limit_s=None)
     size = draw(st.sampled_from([1, 2, 4]))

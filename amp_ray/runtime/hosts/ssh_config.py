@@ -34,6 +34,7 @@ _TIMEOUT_S: Final = 60.0  # for 10 ms of work; a pipe that a file includes would
 
 _Options = Mapping[str, tuple[str, ...]]  # values by option in lower case
 
+_MOST_WORDS: Final = 16  # most words of a file's name
 _LISTS: Final = ("userknownhostsfile", "globalknownhostsfile")
 _READ: Final = frozenset(
     {"host", "hostname", "port", "user", "proxyjump", "identityfile", "hostkeyalias", *_LISTS}
@@ -249,15 +250,32 @@ def _host_options(target: SshTarget, options: _Options, defaults: _Options) -> H
         ),
         host_key_alias=alias,
         known_hosts={
-            key: tuple(
-                _filled(word, local, target.host)
-                for word in named[key][0].split()
-                if word != "none"
-            )
+            key: _files(_filled(named[key][0], local, target.host))
             for key in _LISTS
-            if key in named
+            if key in named and named[key][0] != "none"
         },
     )
+
+
+def _files(text: str) -> tuple[str, ...]:
+    """Divide names of files: ``ssh -G`` prints them without quotes, also where they have spaces.
+
+    Words that are together the name of a file are one name.
+    """
+    words, files = text.split(" "), list[str]()
+    while words:
+        names = [" ".join(words[:end]) for end in range(_MOST_WORDS, 0, -1)]
+        name = next(filter(_is_file, names), words[0])
+        files.append(name)
+        words = words[len(name.split(" ")) :]
+    return tuple(filter(None, files))
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError):  # too long, or of no user
+        return False
 
 
 def _jumps(proxy: str, tokens: Mapping[str, str], host: str) -> tuple[SshTarget, ...]:
