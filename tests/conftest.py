@@ -17,6 +17,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 # Ray's own limit of 30 s for a node that starts would decide on a busy machine.
 os.environ.setdefault(START_VARIABLE, "240")
+# Its workers run at niceness 15 by default: beside other tests they would hardly run at all.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # Cases are drawn anew in each run; a failure prints the line that repeats it. Nothing may depend
 # on how busy the machine is, so neither the deadline nor the slowness check applies.
