@@ -31,6 +31,7 @@ from amp_ray.units import counted
 _COUNT: Final = click.IntRange(min=1)
 _RATE: Final = click.FloatRange(min=1e-3, max=1e5)
 _BATCH: Final = 256
+_KINDS: Final = "A100-80:4,V100-32:2"  # boards of two kinds in one host
 _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status == "historic"}
 
 
@@ -61,8 +62,7 @@ _HISTORIC: Final = {name for name, traits in RUNTIMES.items() if traits.status =
 @click.option(
     "--device",
     metavar="NAME",
-    help="The board, as the catalogue names it; boards of several kinds in one host as "
-    "A100-80:4,V100-32:2.",
+    help=f"The board, as the catalogue names it; boards of several kinds in one host as {_KINDS}.",
 )
 @click.option("--nodes", "count", type=_COUNT, help="How many nodes.")
 @click.option("--slots", type=_COUNT, help="Devices of a node.")
@@ -115,7 +115,6 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
 
 _OTHER: Final = "other"  # as the cluster: none of the presets
 _ORDER: Final = ("count", "device", "slots", "boards", "inter_gbit_per_s", "protocol", "rack")
-_KINDS: Final = "A100-80:4,V100-32:2"  # boards of two kinds in one host
 
 
 def _answers(output: Path, options: dict[str, Any]) -> Answers:

@@ -20,7 +20,6 @@ from amp_ray.exports.scripts import (
     check_ascending,
     check_host_by_host,
     command,
-    device_order,
     exports,
     header,
     master_address,
@@ -93,7 +92,7 @@ def deepspeed_folder(chosen: Chosen) -> Export:
     script = (
         header(chosen, _IS_SYNTHETIC, "On host i: NODE_RANK=i bash launch.sh")
         + 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"\n'
-        + exports({**device_order(chosen), **variables})
+        + exports(chosen, variables)
         + master_address(hosts)
         + "exec "
         + command(words)

@@ -16,7 +16,6 @@ from amp_ray.exports.scripts import (
     check_host_by_host,
     command,
     comment,
-    device_order,
     exports,
     places_of,
     python_comment,
@@ -138,7 +137,7 @@ def slurm_folder(chosen: Chosen) -> Export:
         f"#!/usr/bin/env bash\n{directives}"
         + comment("\n".join((chosen.title, program.head, use, *_needs(program))))
         + "set -euo pipefail\n"
-        + exports({**device_order(chosen), **program.variables})
+        + exports(chosen, program.variables)
         + f'export MASTER_ADDR="${{MASTER_ADDR:-$({first_host})}}" '
         f'MASTER_PORT="${{MASTER_PORT:-{PORT}}}"\n'
         + f"PROGRAM=(python3 -u {_from_home(program)}{command(program.words)})\n"

@@ -60,9 +60,13 @@ def command(words: Iterable[str], *, tail: str = "") -> str:
     return END.join(texts)
 
 
-def exports(variables: Mapping[str, str]) -> str:
-    """Return a line that sets variables, whose names were checked when the file was read."""
-    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+def exports(chosen: Chosen, variables: Mapping[str, str]) -> str:
+    """Return a line that sets variables, and the order of devices where it matters.
+
+    The names of variables were checked when the file was read.
+    """
+    every = {**device_order(chosen), **variables}
+    words = [f"{name}={shlex.quote(value)}" for name, value in every.items()]
     return f"export {' '.join(words)}\n" if words else ""
 
 
@@ -201,7 +205,7 @@ def torchrun_script(chosen: Chosen, program: Program, name: str, *lines: str) ->
     visible = "" if runs_on_cpu(chosen) else 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
     return (
         header(chosen, *lines, f"On host i: NODE_RANK=i bash {chosen.file_word(name)} [more flags]")
-        + exports({**device_order(chosen), **program.variables})
+        + exports(chosen, program.variables)
         + f"{master_address(hosts)}{sizes}{devices}node=${{NODE_RANK:-0}}\n"
         + visible
         + 'exec torchrun --nnodes "${#HOSTS[@]}" --node-rank "$node" \\\n'

@@ -211,16 +211,17 @@ def boards_of(node: Mapping[str, Any]) -> list[tuple[str, int]]:
 def _entries(answers: Answers) -> Iterator[Mapping[str, Any]]:
     """Yield the entries to write: of hosts with several kinds of boards one for each kind."""
     path, first = answers.hostfile, 0
-    hosts = () if path is None else parse_hostfile(read_text(path), file=str(path))
     for node in answers.nodes:
+        begin, first = first, first + node["count"]
         if "boards" not in node:
             yield node
-        for number in range(first, first + node["count"]) if "boards" in node else ():
+            continue
+        hosts = () if path is None else parse_hostfile(read_text(path), file=str(path))
+        shared = {key: node[key] for key in node if key not in ("count", "boards")}
+        for number in range(begin, first):
             name = hosts[number].host if hosts else f"node{number}"
-            shared = {key: node[key] for key in node if key not in ("count", "boards")}
             for device, slots in boards_of(node):
                 yield {"host": name, **shared, "device": device, "slots": slots}
-        first += node["count"]
 
 
 def nodes_of_hosts(answers: Answers, output: Path) -> tuple[Mapping[str, Any], ...]:

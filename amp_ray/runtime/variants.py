@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from typing import Any, Final
 
@@ -110,9 +110,8 @@ class Variants:
     def can_run(self, changes: Sequence[str]) -> bool:
         """Return whether some strategy can run with the changes; only lean ones are planned."""
         try:
-            experiment, _ = self.load(changes)
-            experiment, choice = self.load((*changes, *_lean(experiment)))
-            return fastest_within(choice.make(experiment)) is not None
+            experiment, choice = self.load(changes)
+            return fastest_within(choice.make(_lean(experiment))) is not None
         except ValueError:  # a wrong value, or no candidate within the limits
             return False
 
@@ -316,12 +315,14 @@ def _relaxed(values: Mapping[str, Any], experiment: Experiment) -> Iterator[_Cha
             yield f"runtime {runtime}", (f"runtime={runtime}", *every)
 
 
-def _lean(experiment: Experiment) -> Iterator[str]:
-    """Yield the changes of open settings to the values that need the least memory."""
+def _lean(experiment: Experiment) -> Experiment:
+    """Return the experiment with the values of open settings that need the least memory."""
     if experiment.recompute == AUTO_RECOMPUTE and FULL.kind in experiment.traits.recompute:
-        yield f"recompute={FULL.kind}"
+        experiment = replace(experiment, recompute=FULL)
     if experiment.space in _GRIDS and experiment.limits.micro_batch_sizes is None:
-        yield "search.micro_batch_sizes=[1]"
+        limits = replace(experiment.limits, micro_batch_sizes=(1,))
+        experiment = replace(experiment, limits=limits)
+    return experiment
 
 
 def _smallest_cluster(

@@ -154,10 +154,15 @@ class SpacePlanner:
         fills = cluster.is_even and not cluster.nodes[0].num_slots % candidate.options.tp
         return self.experiment.space == "uniform" and (is_whole or fills)
 
-    def _grid_bounds(self, tables: SampleCosts) -> GridBounds:
+    def _bounds_of(self, candidate: Candidate) -> tuple[GridBounds, Candidate]:
+        """Return the bounds of a candidate, and the candidate as they take it: with cp in dp."""
+        tables = self.cost_model.samples_of(candidate.options)
         if tables not in self._bounds:
             self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
-        return self._bounds[tables]
+        options = without_context(candidate.options)
+        if options is not candidate.options:
+            candidate = replace(candidate, options=options)
+        return self._bounds[tables], candidate
 
     @memoised
     def pass_s(self, tp: int, cp: int, size: int) -> tuple[float, float]:
@@ -170,9 +175,8 @@ class SpacePlanner:
             options = with_experts(self.experiment.stage_options(tp, ep, cp=cp, zero=NO_ZERO), ep)
             candidate = Candidate(micro_batch_size=size, options=options, pp=1, num_micro_batches=1)
             if self.refuse(candidate) is None:
-                bounds = self._grid_bounds(self.cost_model.samples_of(options))
-                candidate = replace(candidate, options=without_context(options))
-                here_s = bounds.pass_s(with_kind(candidate, NO_RECOMPUTE))
+                bounds, folded = self._bounds_of(candidate)
+                here_s = bounds.pass_s(with_kind(folded, NO_RECOMPUTE))
                 least_s = min(least_s[0], here_s[0]), min(least_s[1], here_s[1])
         return least_s
 
@@ -183,10 +187,7 @@ class SpacePlanner:
         """
         if self.refuse(candidate) is not None:
             return math.inf
-        bounds = self._grid_bounds(self.cost_model.samples_of(candidate.options))
-        options = without_context(candidate.options)
-        if options is not candidate.options:
-            candidate = replace(candidate, options=options)
+        bounds, candidate = self._bounds_of(candidate)
         least_s = bounds.least_s(candidate, limit_s)
         if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
             return least_s
