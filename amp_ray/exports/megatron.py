@@ -113,9 +113,6 @@ def bridge_overrides(chosen: Chosen) -> Export:
         ValueError: If Megatron-Bridge cannot express the strategy.
     """
     flags, notes = _flags(chosen)
-    if "--fp8-format" in flags:
-        message = "Megatron-Bridge has several recipes of fp8: plan with bf16, and choose one there"
-        raise ValueError(message)
     table = _Table.shipped()
     unsharded = {} if chosen.strategy.zero.stage else table.no_shards
     overrides = {**table.recipe_sets, **unsharded, **dict(_overrides(chosen, flags))}
@@ -236,12 +233,17 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
     """Yield keys and values for the flags of the strategy; the recipe already has the model."""
     words = strategy_flags(chosen.experiment, chosen.strategy)
     strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
-    if _MODULES in strategy_words:
-        first = words.index(f"--{_MODULES}") + 1
-        modules = takewhile(lambda word: not word.startswith("--"), words[first:])
-        strategy_words[_MODULES] = f"[{','.join(modules)}]"
+    for several in {_MODULES, _SCOPE} & strategy_words.keys():
+        first = words.index(f"--{several}") + 1
+        names = takewhile(lambda word: not word.startswith("--"), words[first:])
+        strategy_words[several] = f"[{','.join(names)}]"
+    if "fp8-format" in strategy_words:
+        del strategy_words["bf16"]
+        yield "mixed_precision", _FP8_RECIPES[chosen.experiment.traits.fp8_recipe]
     if chosen.experiment.model.shape.num_experts:
-        yield "model.moe_shared_expert_overlap", "false"  # works with alltoall only
+        overlaps = "moe-shared-expert-overlap" in strategy_words
+        yield "model.moe_shared_expert_overlap", str(overlaps).lower()
+        strategy_words.pop("moe-shared-expert-overlap", None)
     for flag, value in strategy_words.items():
         place = _Table.shipped().places.get(flag, f"model.{flag.replace('-', '_')}")
         if "=" in place:
@@ -302,6 +304,13 @@ _STRATEGY: Final = {
 """Flags that are counts of a STRATEGY; a missing flag means 1."""
 
 _MODULES: Final = "recompute-modules"
+_SCOPE: Final = "cuda-graph-scope"
+_FP8_RECIPES: Final = {
+    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+"""Names of Megatron-Bridge's recipes of mixed precision (training/mixed_precision.py of 0.6)."""
 _OFFLOAD: Final = "cpu-offloading-num-layers"
 _ACCOUNTS: Final = (
     "account-for-embedding-in-pipeline-split",

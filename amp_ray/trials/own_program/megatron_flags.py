@@ -40,9 +40,21 @@ _OTHERS: Final = {
 
 _CP_KINDS: Final = {"ring": "p2p", "all-gather": "all_gather"}
 
+CAPTURED: Final = ("attn", "moe_router", "moe_preprocess")
+"""Parts of a block with experts that one CUDA graph starts."""
+
 LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
 """Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head. Modules of
 multi-token prediction, which are our last blocks, are ``m``."""
+
+_GRAPHS: Final = {
+    "attention": ("transformer_engine", "--cuda-graph-scope", *CAPTURED),
+    "step": ("local", "--cuda-graph-scope", "full_iteration"),
+}
+
+TE_LOSS_FRACTION: Final = 0.2
+"""Largest traffic of the loss that is that of Transformer Engine's kernels; megatron-core's own
+fused loss has 28 of 60 bytes, these 10."""
 
 RECOMPUTE_MODULES: Final = {
     "recomputes_norms": "layernorm",
@@ -88,6 +100,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_offload_flags(traits, num_layers),
         *(_exchange_flags(traits, strategy) if is_core else ()),
         *(_kernel_flags(experiment) if is_core else ()),
+        *(_graph_flags(traits, candidate.options.recompute) if is_core else ()),
         *_expert_flags(traits, candidate.options, model.shape.num_experts),
     )
 
@@ -254,9 +267,10 @@ def _kernel_flags(experiment: Experiment) -> Iterator[str]:
     if not traits.fused_pointwise:
         yield from ("--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion")
     if traits.loss_fraction < 1:
-        yield "--cross-entropy-loss-fusion"
+        fusion = "te" if traits.loss_fraction <= TE_LOSS_FRACTION else "native"
+        yield from ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", fusion)
     if precision == "fp8":
-        yield from ("--fp8-recipe", "tensorwise" if traits.reads_for_scales else "delayed")
+        yield from ("--fp8-recipe", traits.fp8_recipe)
     if precision == "fp16" and traits.accumulates_fp16_in_fp32:
         yield "--accumulate-allreduce-grads-in-fp32"
     if not (traits.accumulates_bf16_in_fp32 or "gradients" in traits.formats.kept):
@@ -266,16 +280,30 @@ def _kernel_flags(experiment: Experiment) -> Iterator[str]:
     yield from ("--make-vocab-size-divisible-by", str(traits.vocabulary_multiple))
 
 
+def _graph_flags(traits: RuntimeTraits, recompute: Recompute) -> Iterator[str]:
+    """Yield the flags of CUDA graphs; those of parts of a block work without full recompute."""
+    if traits.cuda_graphs == "none" or (
+        recompute.kind == "full" and traits.cuda_graphs == "attention"
+    ):
+        return
+    yield from ("--te-rng-tracker", "--cuda-graph-impl", *_GRAPHS[traits.cuda_graphs])
+
+
 def _expert_flags(traits: RuntimeTraits, options: StageOptions, num_experts: int) -> Iterator[str]:
     """Yield the flags for products of experts and for the exchange of their tokens."""
     if not num_experts or traits.name == MEGATRON_DEEPSPEED:
         return
     yield from ("--moe-grouped-gemm", "--moe-permute-fusion", "--moe-router-fusion")
+    if traits.fused_experts:
+        yield "--use-transformer-engine-op-fuser"
     yield from ("--moe-token-dispatcher-type",)
     if not (traits.sends_tokens_once and options.spreads_experts):
         yield "alltoall"
-    else:  # DeepEP takes probabilities in single precision only
-        yield from ("flex", "--moe-flex-dispatcher-backend", "deepep", "--moe-router-dtype", "fp32")
-        yield from ("--moe-deepep-num-sms", str(traits.exchange_multiprocessors))
+    else:  # both take probabilities in single precision only
+        backend = traits.dispatcher
+        yield from ("flex", "--moe-flex-dispatcher-backend", backend, "--moe-router-dtype", "fp32")
+        yield from (f"--moe-{backend}-num-sms", str(traits.taken_multiprocessors))
+    if traits.overlaps_shared_experts and not traits.sends_tokens_once:
+        yield "--moe-shared-expert-overlap"
     if traits.overlaps_exchanges and options.ep > 1:
         yield "--overlap-moe-expert-parallel-comm"

@@ -417,7 +417,9 @@ def test_fp8_is_told_and_read_or_refused() -> None:
     assert strategy_of(text, base)["pp"] == 2
     with pytest.raises(InputError, match="precision is fp8; the experiment has bf16: add --set"):
         strategy_of(text)
-    for write in (bridge_overrides, titan_config, nanotron_config):
+    text = text_of(bridge_overrides(plan))
+    assert "mixed_precision=bf16_with_fp8_current_scaling_mixed" in words_of(text)
+    for write in (titan_config, nanotron_config):
         with pytest.raises(ValueError, match="fp8"):
             write(plan)
 
