@@ -308,6 +308,11 @@ class RuntimeTraits:
     cuda_graphs: CudaGraphs = "none"
 
     @property
+    def full_name(self) -> str:
+        """Its name, with the release if it has releases."""
+        return f"{self.name} {self.release}".rstrip()
+
+    @property
     def constants(self) -> Constants:
         """The constants of the cost model for this program.
 
