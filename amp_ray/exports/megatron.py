@@ -27,6 +27,9 @@ from amp_ray.trials.own_program.megatron_flags import (
     strategy_flags,
 )
 
+FUSES_EXPERTS: Final = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}
+"""Variable that switches Transformer Engine's kernels of fused experts on."""
+
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
@@ -94,10 +97,11 @@ def megatron_program(chosen: Chosen) -> Program:
     # Megatron's FSDP wants more than one connection.
     is_ordered = options is not None and options.tp * options.cp > 1
     is_ordered &= chosen.strategy.zero.stage <= 1
+    ordered = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_ordered else {}
     return Program(
         words=(_SCRIPT, *flags),
         home="MEGATRON_LM",
-        variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_ordered else {},
+        variables={**ordered, **(FUSES_EXPERTS if chosen.experiment.traits.fused_experts else {})},
         head="\n".join((f"{_VERSION}.", *assumptions(chosen, "megatron-lm", flags))),
         notes=(
             *notes,
@@ -134,7 +138,9 @@ def bridge_overrides(chosen: Chosen) -> Export:
         *assumptions(chosen, "megatron-bridge", words),
     )
     default = f"-{named}" if named else "?the name of a recipe"
-    start = (
+    fuses = chosen.experiment.traits.fused_experts
+    start = "".join(f"export {name}={value}\n" for name, value in FUSES_EXPERTS.items() if fuses)
+    start += (
         f'exec python "${{RUN_RECIPE:-scripts/training/run_recipe.py}}"{END}'
         f'--recipe "${{RECIPE:{default}}}"{END}{words_by_line(words)}\n'
     )

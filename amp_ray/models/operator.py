@@ -151,7 +151,8 @@ FUSED_ACTIVATION: Final = (1, 3)
 elements of half precision for each element of its result. Forward, the first product's kernel also
 writes the result in 8-bit floats, as it is and transposed. Backward, the kernel of the second
 product reads what the first one wrote, 2, and writes its gradient, 2, in this form, instead of that
-of the result, 1 (Transformer Engine 2.12, ops/fused: grouped products in MXFP8 with SwiGLU)."""
+of the result, 1 (Transformer Engine 2.14 to 2.20, ops/fused: grouped products in MXFP8 with SwiGLU,
+from 2.15 on with clamps and biases)."""
 
 ROUTER_KERNELS = 6
 """Kernels of the router: softmax, top-k, counts per expert, sorting."""
@@ -296,10 +297,13 @@ class Experts:
             saved_elements=inner,
             saved_sharded=True,
         )
-        bias = (self._bias(rows * parts, num_experts, sharded=etp > 0),) if self.has_bias else ()
+        bias: tuple[Elementwise, ...] = ()
+        if self.has_bias:
+            bias = (self._bias(rows * parts, num_experts, sharded=etp > 0),)
         if self.is_fused:
             first = replace(first, padded_width=0, has_cast_gradient=True)
             second = replace(second, padded_width=0, has_cast_input=True)
+            bias = tuple(_in_product(op, backward=rows * parts * self.hidden) for op in bias)
         return (first, *self._activations(inner), second, *bias)
 
     def _activations(self, inner: float) -> Iterator[Elementwise]:
@@ -318,13 +322,7 @@ class Experts:
                 yield each
                 continue
             forward, backward = FUSED_ACTIVATION if op is self.activations[-1] else (0, 0)
-            yield replace(
-                each,
-                forward_elements=forward * inner,
-                backward_elements=backward * inner,
-                addressed=(0.0, 0.0),
-                num_kernels=0,
-            )
+            yield _in_product(each, forward=forward * inner, backward=backward * inner)
 
     def _bias(self, rows: float, num_experts: int, *, sharded: bool) -> Elementwise:
         """Return the addition of biases: product and sum for each expert, joining and rounding."""
@@ -337,3 +335,14 @@ class Experts:
             num_kernels=2 * num_experts + 2,
             sharded=sharded,
         )
+
+
+def _in_product(op: Elementwise, *, forward: float = 0.0, backward: float = 0.0) -> Elementwise:
+    """Return an operator that is part of a product's kernel, with elements that this then moves."""
+    return replace(
+        op,
+        forward_elements=forward,
+        backward_elements=backward,
+        addressed=(0.0, 0.0),
+        num_kernels=0,
+    )

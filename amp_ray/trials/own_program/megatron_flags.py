@@ -21,7 +21,7 @@ _PRECISION_FLAGS: Final = {
     "fp32": (),
     "fp16": ("--fp16",),
     "bf16": ("--bf16",),
-    "fp8": ("--bf16", "--fp8-format", "hybrid"),
+    "fp8": ("--bf16",),
 }
 
 DTYPE_FLAGS: Final = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype")
@@ -95,6 +95,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_stage_flags(model, strategy, traits),
         *_recompute_flags(candidate.options.recompute, traits),
         *_PRECISION_FLAGS[experiment.precision],
+        *(("--fp8-format", _fp8_format(traits)) if experiment.precision == "fp8" else ()),
         *_format_flags(traits.formats.kept),
         *_zero_flags(strategy, traits.name),
         *_offload_flags(traits, num_layers),
@@ -103,6 +104,11 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *(_graph_flags(traits, candidate.options.recompute) if is_core else ()),
         *_expert_flags(traits, candidate.options, model.shape.num_experts),
     )
+
+
+def _fp8_format(traits: RuntimeTraits) -> str:
+    """Return the format of gradients: scales of blocks leave no need for a wider exponent."""
+    return "e4m3" if traits.fp8_recipe == "mxfp8" else "hybrid"
 
 
 def _other_flags(candidate: Candidate) -> list[str]:
