@@ -53,7 +53,7 @@ _LATER_TRAITS: Final = (
     *("fuses_older_attention", "native_attention", "frees_outputs", "has_pat", "keeps", "formats"),
     *("remainder_bytes_per_parameter", "overlaps_exchanges", "dispatcher", "fp8_recipe"),
     *("waiting_elements", "fused_experts", "overlaps_shared_experts", "cuda_graphs"),
-    *("expert_streams", "recomputes_norms", "release"),
+    *("fused_router", "expert_streams", "recomputes_norms", "release"),
     *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
     *("frees_gradients", "rounds_gathered", "offloads_activations", "offloaded_blocks"),
     *("weighs_activations", "exchange_multiprocessors", "needs_flash_attention"),

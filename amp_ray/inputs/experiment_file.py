@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Protocol
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
@@ -64,6 +64,14 @@ def _samples(count: int) -> int:
 
 
 Samples = Annotated[int, Field(ge=1, strict=True), AfterValidator(_samples)]
+
+
+def _release_name(value: object) -> object:
+    """Return the year and month of a release as text; YAML takes them for a number."""
+    return f"{value:.2f}" if isinstance(value, float) else value
+
+
+ReleaseName = Annotated[Text, BeforeValidator(_release_name)]
 
 
 class ProfileSection(Section):
@@ -128,7 +136,7 @@ class ExperimentFile(Section):
     one tp and dp for all stages, and in single stages of the fastest plans; in `operator` never."""
     runtime: Text = "deepspeed"
     """Program that trains, see [runtimes](#runtime-traits-and-constants)."""
-    release: Text | None = None
+    release: ReleaseName | None = None
     """Release of that program: a bundle of traits with a date, see
     [releases](runtimes.md#releases). Default: the newest."""
     traits: dict[Text, Any] = Field(default_factory=dict)

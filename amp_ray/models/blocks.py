@@ -90,6 +90,7 @@ class Kernels:
     fused_experts: bool = False
     # Whether a token is sent once to each rank that has experts for it, straight from the stream
     sends_tokens_once: bool = False
+    fused_router: bool = True  # whether a router's scores, choice and loss are one kernel each
 
 
 UNFUSED: Final = Kernels()

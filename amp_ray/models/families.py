@@ -255,6 +255,7 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
             _experts(shape, (*before, activation), is_gated=True),
             is_fused=block_width.fused_experts,
             is_sent_once=block_width.sends_tokens_once,
+            has_fused_router=block_width.fused_router,
         )
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:

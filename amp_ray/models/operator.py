@@ -154,8 +154,10 @@ product reads what the first one wrote, 2, and writes its gradient, 2, in this f
 of the result, 1 (Transformer Engine 2.14 to 2.20, ops/fused: grouped products in MXFP8 with SwiGLU,
 from 2.15 on with clamps and biases)."""
 
-ROUTER_KERNELS = 6
-"""Kernels of the router: softmax, top-k, counts per expert, sorting."""
+ROUTER_KERNELS: Final = {True: 6, False: 22}
+"""Kernels of the router beside its product, by whether they are fused: softmax, choice and map, the
+same once more for the auxiliary loss, and that loss. Counted by running Megatron-core 0.16's
+`TopKRouter` under TorchDispatchMode, with `moe_router_fusion` off 22, and on 6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,7 @@ class Experts:
     is_fused: bool = False
     # Whether a token is sent once to each rank that has experts for it, straight from the stream
     is_sent_once: bool = False
+    has_fused_router: bool = True  # whether one kernel each scores, chooses, and sums for the loss
 
     def operators(self) -> tuple[Operator, ...]:
         """Return the operators of a rank with a part of every expert; tp divides the experts."""
@@ -239,7 +242,7 @@ class Experts:
                 name="route",
                 forward_elements=8 * scores,
                 backward_elements=8 * scores,
-                num_kernels=ROUTER_KERNELS,
+                num_kernels=ROUTER_KERNELS[self.has_fused_router],
                 saved_elements=2 * scores,
             ),
         )

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from amp_ray.clusters.device import Device
 from amp_ray.shipped import Table
 
-DispatcherName = Literal["nccl", "alltoall", "deepep", "hybridep"]
+DispatcherName = Literal["auto", "nccl", "alltoall", "deepep", "hybridep"]
 Fp8RecipeName = Literal["auto", "delayed", "tensorwise", "mxfp8"]
 CudaGraphs = Literal["auto", "none", "attention", "step"]
 

@@ -289,10 +289,12 @@ class RuntimeTraits:
     # Whether one kernel computes a product of all experts, their activation and the casts of its
     # result, on boards that scale by blocks and in fp8; elsewhere it means nothing
     fused_experts: bool = False
+    # Whether a router's scores, choice and auxiliary loss are one kernel each
+    fused_router: bool = True
     # Whether an activation of experts is multiplied by the router's weight: in its fused kernel,
     # whose backward pass then reads all once more, or in a kernel of its own, which keeps it again
     weighs_activations: bool = False
-    # What sends tokens to experts (`DISPATCHERS`)
+    # What sends tokens to experts (`DISPATCHERS`); ``auto``: HybridEP in racks, else DeepEP
     dispatcher: DispatcherName = "nccl"
     # Whether all-to-alls of one micro-batch run beside the computation of another: forward passes
     # beside backward passes of the same layers
@@ -304,7 +306,7 @@ class RuntimeTraits:
     exchange_multiprocessors: int = 0
     # Work that is recorded once and then started as a whole: nothing, all before the experts of a
     # block (``attention``), or both passes of all micro-batches (``step``); ``auto``: ``step`` with
-    # fused experts, ``attention`` with others, else nothing
+    # fused experts, ``attention`` with others in racks, else nothing
     cuda_graphs: CudaGraphs = "none"
 
     @property
@@ -533,12 +535,14 @@ class RuntimeTraits:
         blocks = all(device.scales_blocks for device in devices)
         recipe = fp8_recipe_on(self.fp8_recipe, devices)
         single = recipe != "mxfp8" and blocks
-        in_racks = self.dispatcher == "deepep" and any(device.rack_devices for device in devices)
+        in_racks = any(device.rack_devices for device in devices)
         fused = self.fused_experts and num_experts > 0 and compute == "fp8" and recipe == "mxfp8"
-        dispatcher: DispatcherName = "hybridep" if in_racks else self.dispatcher
+        dispatcher = self.dispatcher
+        if dispatcher in {"auto", "deepep"}:
+            dispatcher = "hybridep" if in_racks else "deepep"
         graphs = self.cuda_graphs
         if graphs == "auto":
-            graphs = "step" if fused else "attention" if num_experts else "none"
+            graphs = "step" if fused else "attention" if num_experts and in_racks else "none"
         elif graphs == "step" and num_experts and not fused:
             graphs = "attention"
         return replace(

@@ -299,7 +299,9 @@ def _expert_flags(traits: RuntimeTraits, options: StageOptions, num_experts: int
     """Yield the flags for products of experts and for the exchange of their tokens."""
     if not num_experts or traits.name == MEGATRON_DEEPSPEED:
         return
-    yield from ("--moe-grouped-gemm", "--moe-permute-fusion", "--moe-router-fusion")
+    yield from ("--moe-grouped-gemm", "--moe-permute-fusion")
+    if traits.fused_router:
+        yield "--moe-router-fusion"
     if traits.fused_experts:
         yield "--use-transformer-engine-op-fuser"
     yield from ("--moe-token-dispatcher-type",)

@@ -166,7 +166,7 @@ TOGGLED: Mapping[str, Any] = {
     "context_parallel": "all-gather",
     "dispatcher": "alltoall",
     "fp8_recipe": "delayed",
-    "cuda_graphs": "none",
+    "cuda_graphs": "attention",
 }
 """Values that differ from megatron-core's, of traits that are not switches."""
 

@@ -132,6 +132,7 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
         ("search: {min_tp: 2}", "limits.min_tp", 2),
         ("search: {micro_batch_sizes: [4, 1, 4]}", "limits.micro_batch_sizes", (1, 4)),
         ("runtime: megatron-core\nrelease: '25.09'", "traits.release", "25.09"),
+        ("runtime: megatron-core\nrelease: 26.06", "traits.release", "26.06"),
         ("runtime: megatron-core\ntraits: {fp8_recipe: delayed}", "traits.fp8_recipe", "delayed"),
         ("traits: {shards_heads: false}", "traits.shards_heads", False),
         ("traits: {virtual_stages: 2}", "traits.virtual_stages", 2),
@@ -240,7 +241,7 @@ GPT2 = SMALL[SMALL.index("family") : SMALL.index("}\ncluster")]
         ),
         (
             "runtime: megatron-core\ntraits: {dispatcher: mpi}",
-            "traits.dispatcher: found 'mpi'; expected one of nccl, alltoall, deepep, hybridep",
+            "traits.dispatcher: found 'mpi'; expected one of auto, nccl, alltoall, deepep",
         ),
         (
             "runtime: megatron-core\ntraits: {fused_experts: true}",

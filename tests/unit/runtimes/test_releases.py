@@ -54,8 +54,9 @@ def test_a_release_sets_the_traits_that_it_states(runtime: str) -> None:
     [
         ("B200", "fp8", "mxfp8", True, "step"),
         ("GB300", "fp8", "mxfp8", True, "step"),
-        ("H100", "fp8", "tensorwise", False, "attention"),
-        ("B200", "bf16", "mxfp8", False, "attention"),
+        ("H100", "fp8", "tensorwise", False, "none"),
+        ("B200", "bf16", "mxfp8", False, "none"),
+        ("GB200", "bf16", "mxfp8", False, "attention"),
     ],
 )
 def test_boards_and_precision_decide_what_is_automatic(
@@ -80,6 +81,15 @@ def test_one_copy_of_a_weight_is_enough_where_any_layout_is_multiplied() -> None
     assert moe("B200", keys).traits.fp8_bytes_per_parameter == 1
     assert moe("H100", keys).traits.fp8_bytes_per_parameter == 2
     assert moe("B200").traits.fp8_bytes_per_parameter == 2
+
+
+def test_a_router_that_is_not_fused_has_more_kernels() -> None:
+    fused, others = (
+        moe("H100", f"precision: bf16\ntraits: {{fused_router: {name}}}\n")
+        for name in ("true", "false")
+    )
+    counts = [experiment.model.layers[2].num_kernels for experiment in (fused, others)]
+    assert counts[1] - counts[0] == 16
 
 
 def test_racks_have_no_deepep() -> None:
