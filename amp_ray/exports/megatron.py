@@ -292,6 +292,7 @@ _KEPT_IN_RECIPES: Final = {
     "gradients": "gradients in {}: the recipe's MixedPrecisionConfig has grad_reduce_in_fp32=False",
     "moments": "moments in {}: the recipe's optimizer has use_precision_aware_optimizer=True and "
     "this exp_avg_dtype, exp_avg_sq_dtype",
+    "primary": "weights in {}: the recipe of mixed precision has fp8_param_gather=True",
 }
 """Notes on formats that a recipe of Megatron-Bridge sets in Python, as types of torch."""
 

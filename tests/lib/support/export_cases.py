@@ -51,13 +51,13 @@ GRIDS: tuple[dict[str, Any], ...] = (
 
 
 @cache
-def preset(name: str, runtime: str, keys: str) -> Experiment:
-    """Return an experiment with a preset model on four nodes of eight H100."""
+def preset(name: str, runtime: str, keys: str, device: str = "H100") -> Experiment:
+    """Return an experiment with a preset model on four nodes of eight boards."""
     record = {
         "name": name,
         "model": PRESETS[name],
         "cluster": {
-            "nodes": [{"count": 4, "device": "H100", "slots": 8, "inter_gbit_per_s": 3200}]
+            "nodes": [{"count": 4, "device": device, "slots": 8, "inter_gbit_per_s": 3200}]
         },
         "global_batch_size": BATCH,
         "runtime": runtime,
@@ -86,9 +86,11 @@ def strategies(experiment: Experiment) -> Iterator[Strategy]:
                 yield strategy
 
 
-def chosen_cases(name: str, runtime: str, keys: str = "precision: bf16\n") -> Iterator[Chosen]:
+def chosen_cases(
+    name: str, runtime: str, keys: str = "precision: bf16\n", device: str = "H100"
+) -> Iterator[Chosen]:
     """Yield the strategies of a preset."""
-    experiment = preset(name, runtime, keys)
+    experiment = preset(name, runtime, keys, device)
     for strategy in strategies(experiment):
         yield Chosen(experiment=experiment, strategy=strategy, predicted_s=1.0)
 

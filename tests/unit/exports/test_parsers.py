@@ -106,9 +106,32 @@ def test_megatrons_parser_takes_every_export(name: str, keys: str) -> None:
         assert not list(mistakes(list(program.words[1:]), program.variables, ranks))
 
 
+def test_megatrons_parser_takes_what_blackwell_runs() -> None:
+    """One kernel for all experts in MXFP8 and a graph of the whole step: flags and a variable."""
+    told = 0
+    for chosen in chosen_cases("qwen3-30b-a3b", "megatron-core", KEYS["megatron-core"][2], "B200"):
+        program = megatron_program(chosen)
+        assert not list(
+            mistakes(list(program.words[1:]), program.variables, len(chosen.strategy.placement))
+        )
+        assert program.variables["NVTE_CUTEDSL_FUSED_GROUPED_MLP"] == "1"
+        assert {
+            ("--use-transformer-engine-op-fuser", ""),
+            ("--fp8-format", "e4m3"),
+            ("--fp8-recipe", "mxfp8"),
+            ("--cuda-graph-scope", "full_iteration"),
+        } <= set(pairs_of_program(chosen))
+        [text] = bridge_overrides(chosen).files.values()
+        assert "export NVTE_CUTEDSL_FUSED_GROUPED_MLP=1\n" in text
+        assert "mixed_precision=bf16_with_mxfp8_mixed" in words_of(text)
+        told += 1
+    assert told > 5
+
+
+@pytest.mark.parametrize("keys", KEYS["megatron-core"])
 @pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3", "gpt-oss-120b"])
-def test_no_override_of_bridge_stands_twice(name: str) -> None:
-    for chosen in chosen_cases(name, "megatron-core"):
+def test_no_override_of_bridge_stands_twice(name: str, keys: str) -> None:
+    for chosen in chosen_cases(name, "megatron-core", keys):
         [text] = bridge_overrides(chosen).files.values()
         keys = [
             word.partition("=")[0] for word in words_of(text) if re.match(r"[a-z]+\.\w+=", word)
