@@ -489,7 +489,8 @@ class TimeTables:
     def copies(self) -> int:
         """Copies of a token for its experts if each node receives only one, else 1."""
         costs = self.layer_costs
-        return costs.model.shape.experts_per_token if costs.traits.sends_tokens_once else 1
+        once = costs.traits.sends_tokens_once
+        return max(1, costs.model.shape.experts_per_token) if once else 1
 
     @memoised
     def rank_model(self, tp: int, ep: int, expert_tp: int) -> Model:

@@ -63,7 +63,7 @@ from amp_ray.strategies.candidate import (
 )
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, named
-from amp_ray.strategies.zero import AUTO_ZERO, NO_ZERO, Zero
+from amp_ray.strategies.zero import AUTO_ZERO, Zero
 
 ENOUGH_BYTES: Final = int(1e16)
 """Memory of a device that holds every model."""
@@ -171,8 +171,9 @@ class SpacePlanner:
         Both are infinite if no stage can run so.
         """
         least_s = math.inf, math.inf
+        zero = Zero(stage=self.experiment.traits.min_zero_stage)
         for ep in expert_degrees(self.experiment, self.experiment.cluster.num_devices):
-            options = with_experts(self.experiment.stage_options(tp, ep, cp=cp, zero=NO_ZERO), ep)
+            options = with_experts(self.experiment.stage_options(tp, ep, cp=cp, zero=zero), ep)
             candidate = Candidate(micro_batch_size=size, options=options, pp=1, num_micro_batches=1)
             if self.refuse(candidate) is None:
                 bounds, folded = self._bounds_of(candidate)
