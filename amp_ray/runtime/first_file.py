@@ -303,7 +303,7 @@ def _relative(path: Path, output: Path) -> str:
 def _is_plain(text: str) -> bool:
     """Return whether YAML takes a text for a text without quotes."""
     has_words = text.replace("-", "").replace("_", "").isalnum()
-    return has_words and parse_yaml(f"text: {text}").values["text"] == text
+    return has_words and parse_yaml(f"text: {text}", file="").values["text"] == text
 
 
 def _flow(value: Any) -> str:  # noqa: ANN401 - any plain value
