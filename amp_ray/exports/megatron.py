@@ -301,6 +301,9 @@ _STRATEGY: Final = {
 }
 """Flags that are counts of a STRATEGY; a missing flag means 1."""
 
+_NARROW: Final = {"fp8-format": "fp8", "fp4-format": "nvfp4"}
+"""Precisions by the flag that stands beside ``--bf16``."""
+
 _MODULES: Final = "recompute-modules"
 _OFFLOAD: Final = "cpu-offloading-num-layers"
 _ACCOUNTS: Final = (
@@ -335,8 +338,9 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     if "global-batch-size" in flags:
         record["global_batch_size"] = _count(flags, "global-batch-size")
     precisions = [name for name in ("bf16", "fp16") if name in flags]
-    if "fp8-format" in flags or precisions:
-        record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
+    precisions = [name for flag, name in _NARROW.items() if flag in flags] or precisions
+    if precisions:
+        record["precision"] = precisions[0]
     record |= _formats(flags)
     is_off = flags.get(_OFFLOAD, "0") == "0"
     record["offloaded_blocks"] = 0 if is_off else _count(flags, _OFFLOAD)

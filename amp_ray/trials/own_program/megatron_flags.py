@@ -11,6 +11,7 @@ from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
+from amp_ray.units import NARROW
 
 MEGATRON_CORE: Final = "megatron-core"
 """Runtime whose traits have flags of Megatron-LM; what others assume is not written."""
@@ -22,6 +23,7 @@ _PRECISION_FLAGS: Final = {
     "fp16": ("--fp16",),
     "bf16": ("--bf16",),
     "fp8": ("--bf16", "--fp8-format", "hybrid"),
+    "nvfp4": ("--bf16", "--fp4-format", "e2m1"),
 }
 
 DTYPE_FLAGS: Final = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype")
@@ -257,10 +259,12 @@ def _kernel_flags(experiment: Experiment) -> Iterator[str]:
         yield "--cross-entropy-loss-fusion"
     if precision == "fp8":
         yield from ("--fp8-recipe", "tensorwise" if traits.reads_for_scales else "delayed")
+    if precision == "nvfp4":
+        yield from ("--fp4-recipe", "nvfp4")
     if precision == "fp16" and traits.accumulates_fp16_in_fp32:
         yield "--accumulate-allreduce-grads-in-fp32"
     if not (traits.accumulates_bf16_in_fp32 or "gradients" in traits.formats.kept):
-        yield from ("--grad-reduce-in-bf16",) if precision in {"bf16", "fp8"} else ()
+        yield from ("--grad-reduce-in-bf16",) if precision in {"bf16", *NARROW} else ()
     if not traits.fused_accumulation:
         yield "--no-gradient-accumulation-fusion"
     yield from ("--make-vocab-size-divisible-by", str(traits.vocabulary_multiple))

@@ -422,6 +422,28 @@ def test_fp8_is_told_and_read_or_refused() -> None:
             write(plan)
 
 
+def test_nvfp4_is_told_and_read_or_refused() -> None:
+    keys = "runtime: megatron-core\nprecision: {}\n"
+    base = experiment(("A100-40", "B200"), keys=keys.format("nvfp4"))
+    usual = experiment(("A100-40", "B200"), keys=keys.format("bf16"))
+    plan = chosen(strategy((0, 4, 9)), base)
+    text = text_of(megatron_script(plan))
+    flags = pairs_of(words_of(text))
+    assert (flags["fp4-format"], flags["fp4-recipe"]) == ("e2m1", "nvfp4")
+    assert {"bf16", "fp8-format", "fp8-recipe"} & flags.keys() == {"bf16"}
+    bridge = text_of(bridge_overrides(plan))
+    assert "mixed_precision=bf16_with_nvfp4_mixed" in bridge
+    for written in (text, bridge):
+        assert strategy_of(written, base)["pp"] == 2
+        with pytest.raises(InputError, match="precision is nvfp4; the experiment has bf16: add"):
+            strategy_of(written, usual)
+    other = text.replace("--fp4-recipe nvfp4", "--fp4-recipe custom")
+    assert "--fp4-recipe custom" in str(strategy_of(other, base)["not_read"])
+    for write in (titan_config, nanotron_config, accelerate_config):
+        with pytest.raises(ValueError, match="nvfp4"):
+            write(plan)
+
+
 def test_kept_formats_are_told_and_read_or_refused() -> None:
     mapping = "{compute: fp8, gradients: bf16, primary: fp8, moments: bf16}"
     keys = "runtime: megatron-core\nprecision: {}\nzero_stage: 1\n"
