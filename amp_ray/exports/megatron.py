@@ -23,6 +23,7 @@ from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.own_program.megatron_flags import (
+    HEAD_RANKS,
     MEGATRON_DEEPSPEED,
     strategy_flags,
 )
@@ -236,10 +237,10 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
     """Yield keys and values for the flags of the strategy; the recipe already has the model."""
     words = strategy_flags(chosen.experiment, chosen.strategy)
     strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
-    if _MODULES in strategy_words:
-        first = words.index(f"--{_MODULES}") + 1
-        modules = takewhile(lambda word: not word.startswith("--"), words[first:])
-        strategy_words[_MODULES] = f"[{','.join(modules)}]"
+    for flag in _LISTS & strategy_words.keys():
+        first = words.index(f"--{flag}") + 1
+        listed = takewhile(lambda word: not word.startswith("--"), words[first:])
+        strategy_words[flag] = f"[{','.join(listed)}]"
     if chosen.experiment.model.shape.num_experts:
         yield "model.moe_shared_expert_overlap", "false"  # works with alltoall only
     for flag, value in strategy_words.items():
@@ -304,7 +305,7 @@ _STRATEGY: Final = {
 _NARROW: Final = {"fp8-format": "fp8", "fp4-format": "nvfp4"}
 """Precisions by the flag that stands beside ``--bf16``."""
 
-_MODULES: Final = "recompute-modules"
+_LISTS: Final = frozenset({"recompute-modules", HEAD_RANKS})
 _OFFLOAD: Final = "cpu-offloading-num-layers"
 _ACCOUNTS: Final = (
     "account-for-embedding-in-pipeline-split",

@@ -83,7 +83,7 @@ _PRECISIONS: Final = {
     "bf16_with_nvfp4_mixed": "fp4-format",
 }
 _OFF: Final = frozenset({"false", "null", "none"})
-_SEVERAL: Final = frozenset({"recompute-modules"})
+_SEVERAL: Final = frozenset({"recompute-modules", "hierarchical-context-parallel-sizes"})
 _SWIFT: Final = re.compile(r"\bmegatron (?:pt|sft|rlhf)\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 

@@ -23,7 +23,7 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, NARROW, Precision
 
 PartitionRule = Literal["exact", "even-blocks", "weighed-blocks"]
-ContextExchange = Literal["none", "ring", "all-gather"]
+ContextExchange = Literal["none", "ring", "all-gather", "all-to-all", "both"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 GradientFormat = Literal["fp32", "bf16"]
 MomentFormat = Literal["fp32", "bf16", "fp8", "int8"]
@@ -171,8 +171,9 @@ class RuntimeTraits:
     formats: Formats = USUAL  # those of the experiment's ``precision``
     # Single-precision copies of bf16 weights if moments are narrower; None if they stay as they are
     remainder_bytes_per_parameter: float | None = None
-    # How keys and values reach all ranks of a sequence: from neighbour to neighbour during
-    # attention (``ring``), or all before attention (``all-gather``)
+    # How ranks that divide a sequence attend to all of it: keys and values go from neighbour to
+    # neighbour during attention (``ring``) or to all before it (``all-gather``), or ranks divide
+    # its heads instead of tokens (``all-to-all``), those of a node before a ring (``both``)
     context_parallel: ContextExchange = "none"
     # Whether the gradients of a step's micro-batches are added up in single precision when training
     # in fp16

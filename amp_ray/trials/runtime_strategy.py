@@ -223,6 +223,7 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
                 f"cp {options.cp} needs causal sequences whose length 2 x cp divides, found "
                 f"{shape.sequence_length} tokens; choose another cp"
             )
+        yield from filter(None, (experiment.why_no_heads(options),))
         if options.spreads_experts:
             yield from _unspread(shape, options, strategy.token_slices)
 

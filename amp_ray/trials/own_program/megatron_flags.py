@@ -40,7 +40,10 @@ _OTHERS: Final = {
 }
 """Flags for all dimensions of a stage except tp, dp and recompute."""
 
-_CP_KINDS: Final = {"ring": "p2p", "all-gather": "all_gather"}
+_CP_KINDS: Final = {"ring": "p2p", "all-gather": "all_gather", "all-to-all": "a2a"}
+
+HEAD_RANKS: Final = "hierarchical-context-parallel-sizes"
+"""Flag of the ranks that divide heads, and of those of a ring."""
 
 LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
 """Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head. Modules of
@@ -88,7 +91,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_format_flags(traits.formats.kept),
         *_zero_flags(strategy, traits.name),
         *_offload_flags(traits, num_layers),
-        *(_exchange_flags(traits, strategy) if is_core else ()),
+        *(_exchange_flags(experiment, strategy) if is_core else ()),
         *(_kernel_flags(experiment) if is_core else ()),
         *_expert_flags(traits, candidate.options, model.shape.num_experts),
     )
@@ -230,9 +233,24 @@ def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:
     return ["--use-distributed-optimizer", *several]
 
 
-def _exchange_flags(traits: RuntimeTraits, strategy: Strategy) -> Iterator[str]:
+def _context_flags(experiment: Experiment, options: StageOptions) -> Iterator[str]:
+    """Yield the flags for exchanges between the ranks of a sequence."""
+    if options.cp == 1:
+        return
+    no_heads = experiment.why_no_heads(options)
+    if no_heads:
+        raise ValueError(no_heads)
+    kind, heads = experiment.traits.context_parallel, experiment.head_ranks(options.tp, options.cp)
+    if kind != "both":
+        yield from ("--cp-comm-type", _CP_KINDS[kind])
+        return
+    yield from ("--cp-comm-type", "a2a+p2p")
+    yield from (f"--{HEAD_RANKS}", str(heads), str(options.cp // heads))
+
+
+def _exchange_flags(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     """Yield the flags for messages between replicas, tensor-parallel and context-parallel ranks."""
-    options = candidate_of(strategy).options
+    options, traits = candidate_of(strategy).options, experiment.traits
     is_sharded, is_fsdp = strategy.zero.stage > 0, strategy.zero.stage in _SHARDED
     if traits.overlaps_gradient_sync and (is_sharded or options.dp * options.cp > 1):
         yield "--overlap-grad-reduce"
@@ -242,8 +260,7 @@ def _exchange_flags(traits: RuntimeTraits, strategy: Strategy) -> Iterator[str]:
             yield from ("--ddp-bucket-size", str(int(traits.bucket_elements)))
     if is_fsdp and traits.waiting_elements:
         yield from ("--suggested-communication-unit-size", str(int(traits.waiting_elements)))
-    if options.cp > 1:
-        yield from ("--cp-comm-type", _CP_KINDS[traits.context_parallel])
+    yield from _context_flags(experiment, options)
     if traits.overlaps_gathers and options.sequence_parallel:
         yield "--tp-comm-overlap"
 

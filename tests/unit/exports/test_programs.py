@@ -422,6 +422,47 @@ def test_fp8_is_told_and_read_or_refused() -> None:
             write(plan)
 
 
+@pytest.mark.parametrize(
+    ("kind", "flag", "sizes"),
+    [
+        ("ring", "p2p", None),
+        ("all-gather", "all_gather", None),
+        ("all-to-all", "a2a", None),
+        ("both", "a2a+p2p", ("2", "1")),
+    ],
+)
+def test_exchanges_of_a_sequence_are_told_and_read(
+    kind: str, flag: str, sizes: tuple[str, str] | None
+) -> None:
+    base = experiment(keys=f"runtime: megatron-core\ntraits: {{context_parallel: {kind}}}\n")
+    usual = experiment(keys="runtime: megatron-core\n")
+    plan = chosen(strategy((0, 4, 9), cp=2, dp=1), base)
+    text = text_of(megatron_script(plan))
+    bridge = text_of(bridge_overrides(plan))
+    assert f"--cp-comm-type {flag}" in text
+    assert f"model.cp_comm_type={flag}" in bridge
+    if sizes is not None:
+        assert f"--hierarchical-context-parallel-sizes {' '.join(sizes)}" in text
+        assert f"model.hierarchical_context_parallel_sizes=[{','.join(sizes)}]" in bridge
+        other = text.replace(" ".join(sizes), "1 2")
+        names = [name for note in strategy_of(other, base)["not_read"] for name in note.names]
+        assert "--hierarchical-context-parallel-sizes 1 2" in names
+    for written in (text, bridge):
+        read = strategy_of(written, base)
+        assert read["cp"] == 2
+        assert "context" not in str(read.get("not_read"))
+        hint = f"--set traits.context_parallel={kind}"
+        assert (hint in str(strategy_of(written, usual))) == (kind != "ring")
+
+
+def test_heads_that_cannot_be_divided_have_no_flags() -> None:
+    keys = "runtime: megatron-core\ntraits: {context_parallel: all-to-all}\n"
+    base = experiment(("num_heads: 4", "num_heads: 5"), keys=keys)
+    for write in (megatron_script, bridge_overrides):
+        with pytest.raises(ValueError, match="tp 1 x cp 2 must divide the 5 heads of keys"):
+            write(chosen(strategy((0, 4, 9), cp=2, dp=1), base))
+
+
 def test_nvfp4_is_told_and_read_or_refused() -> None:
     keys = "runtime: megatron-core\nprecision: {}\n"
     base = experiment(("A100-40", "B200"), keys=keys.format("nvfp4"))
