@@ -27,6 +27,7 @@ from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Within, is_section, keys_of
 from amp_ray.models.model import ModelShape
+from amp_ray.runtimes.releases import RELEASES
 from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
@@ -194,6 +195,26 @@ def _runtimes() -> str:
     rows = (row(traits) for traits in RUNTIMES.values())
     table = _table(f"{head} | recompute | fp8 | nvfp4 | stages that differ", rows)
     return "\n".join([*lines, "", table])
+
+
+def _releases() -> str:
+    """Return the releases of each runtime, with the traits that they set."""
+
+    def text(value: object) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    rows = [
+        [
+            f"`{runtime}`",
+            f"`{name}`",
+            release.date,
+            ", ".join(f"`{key}: {text(value)}`" for key, value in release.traits.items()) or "-",
+            release.source,
+        ]
+        for runtime, releases in RELEASES.items()
+        for name, release in releases.items()
+    ]
+    return _table("runtime | release | of | traits | source", rows)
 
 
 _DIMENSIONS: Final[dict[str, Callable[[RuntimeTraits], bool]]] = {
@@ -534,6 +555,7 @@ _PARTS: Final[Mapping[str, Callable[..., str]]] = {
     "launched": _launched,
     "presets": _presets,
     "runtimes": _runtimes,
+    "releases": _releases,
 }
 """What makes each part; keys, fields and api have an argument."""
 

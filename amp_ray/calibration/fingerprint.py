@@ -51,9 +51,9 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
 
 _LATER_TRAITS: Final = (
     *("fuses_older_attention", "native_attention", "frees_outputs", "has_pat", "keeps", "formats"),
-    *("remainder_bytes_per_parameter", "fp8_gather_bytes_per_parameter", "overlaps_exchanges"),
-    *("waiting_elements", "routing_launches", "waiting_launches", "waits_for_tokens"),
-    *("expert_streams", "reads_for_scales", "recomputes_norms"),
+    *("remainder_bytes_per_parameter", "overlaps_exchanges", "dispatcher", "fp8_recipe"),
+    *("waiting_elements", "fused_experts", "overlaps_shared_experts", "cuda_graphs"),
+    *("fused_router", "expert_streams", "recomputes_norms", "release"),
     *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
     *("frees_gradients", "rounds_gathered", "offloads_activations", "offloaded_blocks"),
     *("weighs_activations", "exchange_multiprocessors", "needs_flash_attention"),
@@ -67,9 +67,10 @@ _LATER_TRAITS: Final = (
 def _traits(experiment: Experiment) -> dict[str, object]:
     """Return the figures of the runtime that decide on times and memory."""
     traits = asdict(experiment.traits)
+    release = {"release": traits["release"]} if traits["release"] else {}
     for name in ("description", "status", *_LATER_TRAITS):
         del traits[name]
-    return traits
+    return {**traits, "sends_tokens_once": experiment.traits.sends_tokens_once, **release}
 
 
 def differing_parts(recorded: Fingerprint, expected: Fingerprint) -> tuple[str, ...]:

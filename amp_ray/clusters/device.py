@@ -28,6 +28,7 @@ class _Catalogue(Table):
     amd: Words
     fp8: Words
     nvfp4: dict[str, tuple[_Figure, float]]
+    block_scales: Words
     links: dict[float, Words]
     switched_links: tuple[float, ...]
     host_links: dict[float, Words]
@@ -139,6 +140,11 @@ class Device:
     def has_flash_attention(self) -> bool:
         """Whether FlashAttention-2 runs on it."""
         return self.name not in _TABLE.no_flash_attention
+
+    @property
+    def scales_blocks(self) -> bool:
+        """Whether it multiplies 8-bit floats with a scale for each block of 32 (MXFP8)."""
+        return self.name in _TABLE.block_scales
 
     def attention_flops(self, head_size: int, *, native: bool) -> float | None:
         """Return the rate of fused attention's forward pass in half precision.

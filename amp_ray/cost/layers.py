@@ -27,18 +27,19 @@ from amp_ray.cost.collective import (
     taken_share,
 )
 from amp_ray.cost.roofline import (
+    BACKWARD_KERNELS_PER_FORWARD,
     Phases,
     Rank,
+    cast_operands,
     device_phases,
     gemm_phases,
-    is_cast,
     looped_kernels,
     stream_s,
 )
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
-from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.runtimes.traits import GRAPH_GAP_S, RuntimeTraits
 from amp_ray.strategies.recompute import RecomputeKind
 
 
@@ -318,6 +319,12 @@ class LayerWork:
             for elements in self.layer.all_reduce_elements(direction)
         )
 
+    def shared_s(self, rank: Rank) -> tuple[float, float]:
+        """Return the seconds of both passes of the experts that all tokens go through."""
+        shared = [op for op in self.layer.operators if op.name.startswith("shared-")]
+        phases = device_phases(shared, rank, self.constants)
+        return phases.forward_s, phases.backward_s
+
     def exchanges_s(self, rank: Rank, path: Path) -> float:
         """Time the all-to-alls of one pass, which send tokens to their experts and back."""
         width = rank.micro_batch_size * rank.bytes_per_element / rank.tp
@@ -356,7 +363,7 @@ class LayerWork:
         forward_s = device * phases.forward_s
         backward_s = device * self.constants.backward_scale * phases.backward_s
         forward_launches, backward_launches = self._added_launches(rank)
-        host_s = host * self.host_s
+        host_s = host * self.host_s - self._captured_kernels * self.launch_s
         host_backward_s = self.constants.host_backward_ratio * host_s
         forward_starts_s, backward_starts_s = self._starts_s(rank)
         forward_loops_s, backward_loops_s = self._loops_s(rank)
@@ -374,8 +381,13 @@ class LayerWork:
                 backward_s=backward_s + host_backward_s + backward_waits_s,
                 weight_gradient_s=device * phases.weight_gradient_s,
             )
-        if self.layer.exchanges:
-            forward_s += self.traits.waiting_launches * self.launch_s
+        sooner_s = self._captured_kernels * (self.constants.kernel_gap_s - GRAPH_GAP_S)
+        forward_s -= sooner_s
+        backward_s -= BACKWARD_KERNELS_PER_FORWARD * sooner_s
+        if self.traits.cuda_graphs == "step":
+            host_s = host_backward_s = 0.0
+        elif self.layer.exchanges:
+            forward_s += self.traits.dispatch.waiting_launches * self.launch_s
         return Phases(
             forward_s=max(forward_s, host_s),
             backward_s=max(backward_s, host_backward_s),
@@ -383,6 +395,18 @@ class LayerWork:
             forward_idle_s=max(0.0, host_s - forward_s),
             backward_idle_s=max(0.0, host_backward_s - backward_s),
         )
+
+    @cached_property
+    def _captured_kernels(self) -> int:
+        """Kernels of a forward pass that one CUDA graph starts: all before a block's experts.
+
+        A graph is a launch of its own.
+        """
+        if self.traits.cuda_graphs != "attention" or self.layer.experts is None:
+            return 0
+        dispatch = next(op for op in self.layer.operators if op.name == "dispatch")
+        before = self.layer.operators[: self.layer.operators.index(dispatch)]
+        return max(0, count_kernels(before) - 1)
 
     def _added_launches(self, rank: Rank) -> tuple[int, int]:
         """Return the launches of both passes beyond the layer's own kernels.
@@ -392,12 +416,14 @@ class LayerWork:
         """
         widens = self.traits.accumulates_alone(rank.precision)
         held = len(self.layer.weights) if widens else 0
-        routing = self.traits.routing_launches if self.layer.exchanges else 0
-        casts = sum(is_cast(op, rank) for op in self.layer.gemms)
+        routing = self.traits.dispatch.launches if self.layer.exchanges else 0
+        casts = [cast_operands(op, rank) for op in self.layer.gemms]
+        forward = routing + sum(each[0] for each in casts)
+        backward = held + sum(each[1] for each in casts)
         if not rank.sequence_parallel:
-            return routing + casts, held + casts
-        forward, backward = self._collectives(rank)
-        return forward + routing + casts, backward + held + casts
+            return forward, backward
+        collectives = self._collectives(rank)
+        return forward + collectives[0], backward + collectives[1]
 
     def _loops_s(self, rank: Rank) -> tuple[float, float]:
         """Return host seconds of both passes for kernels that a compiled loop launches.
@@ -491,7 +517,7 @@ class LayerCosts:
         rank = replace(
             rank,
             collective_host_s=ring.host_s,
-            expert_streams=self.traits.expert_streams,
+            expert_streams=0 if self.traits.fused_experts else self.traits.expert_streams,
             reads_for_scales=self.traits.reads_for_scales,
         )
         scale = self.constants.program_scale
@@ -551,9 +577,15 @@ class LayerCosts:
         ring, exchange = paths
         exchange_s = work.exchanges_s(rank, exchange)
         if self.traits.overlaps_exchanges:
-            taken = taken_share(rank.device, self.traits.exchange_multiprocessors)
+            taken = taken_share(rank.device, self.traits.taken_multiprocessors)
             beyond_s = exchange_s - (compute.forward_s + compute.backward_s) / 2
             exchange_s = max(taken * exchange_s, beyond_s)
+        exchanges_s = [exchange_s, exchange_s]
+        if self.traits.overlaps_shared_experts:
+            taken = taken_share(rank.device, self.traits.taken_multiprocessors)
+            exchanges_s = [
+                max(taken * exchange_s, exchange_s - shared_s) for shared_s in work.shared_s(rank)
+            ]
         forward_s, backward_s = (
             talk_s + work.restarts_s(direction, rank)
             for direction, talk_s in zip(PASSES, work.talk_s(rank, ring, compute), strict=True)
@@ -561,10 +593,13 @@ class LayerCosts:
         if not self.traits.waits_for_all_reduces:
             forward_s -= compute.forward_idle_s
             backward_s -= compute.backward_idle_s
-            if self.traits.routing_launches and not self.traits.overlaps_exchanges:
-                waited_s = exchange_s / 2 if self.traits.waits_for_tokens else 0.0
-                return max(waited_s, forward_s + exchange_s), max(0.0, backward_s + exchange_s)
-        return max(0.0, forward_s) + exchange_s, max(0.0, backward_s) + exchange_s
+            if self.traits.dispatch.launches and not self.traits.overlaps_exchanges:
+                waited_s = exchange_s / 2 if self.traits.dispatch.waits_for_tokens else 0.0
+                return (
+                    max(waited_s, forward_s + exchanges_s[0]),
+                    max(0.0, backward_s + exchanges_s[1]),
+                )
+        return max(0.0, forward_s) + exchanges_s[0], max(0.0, backward_s) + exchanges_s[1]
 
     def _offload_s(self, layer: Layer, rank: Rank) -> float:
         """Return the time in which a block's share of activations goes to the host, or comes back.

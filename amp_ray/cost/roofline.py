@@ -221,8 +221,11 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     input_s = gradient_s = padding_s = 0.0
     if rank.narrow:
         input_s, gradient_s = (
-            _cast_s(batch * rows * width, rank, constants, after_norm=after_norm)
-            for width, after_norm in ((inner, overlaps), (columns, False))
+            0.0 if done else _cast_s(batch * rows * width, rank, constants, after_norm=after_norm)
+            for width, after_norm, done in (
+                (inner, overlaps, gemm.has_cast_input),
+                (columns, False, gemm.has_cast_gradient),
+            )
         )
         padded = batch * rows * gemm.padded_width
         padding_s = stream_s(padded * PAD_BYTES, int(padded > 0), rank.device, constants)
@@ -234,10 +237,12 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     )
 
 
-def is_cast(gemm: Gemm, rank: Rank) -> bool:
-    """Return whether the host casts an operand of a product in each pass, outside of loops."""
+def cast_operands(gemm: Gemm, rank: Rank) -> tuple[int, int]:
+    """Return the operands that the host casts in both passes, outside of loops."""
     is_narrow = rank.narrow is not None and gemm.has_weight and not gemm.keeps_precision
-    return is_narrow and not (gemm.is_expert and rank.expert_streams)
+    if not is_narrow or (gemm.is_expert and rank.expert_streams):
+        return 0, 0
+    return int(not gemm.has_cast_input), int(not gemm.has_cast_gradient)
 
 
 def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def assumptions(chosen: Chosen, program: str, words: Collection[str]) -> tuple[s
     lines += [
         f"  {trait}: {text}" for trait, text in table.environment.items() if getattr(traits, trait)
     ]
-    head = f"the prediction assumes these traits of runtime {traits.name} (docs/runtimes.md):"
+    head = f"the prediction assumes these traits of runtime {traits.full_name} (docs/runtimes.md):"
     return (head, *lines) if lines else ()
 
 

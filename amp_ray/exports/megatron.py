@@ -28,6 +28,9 @@ from amp_ray.trials.own_program.megatron_flags import (
     strategy_flags,
 )
 
+FUSES_EXPERTS: Final = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}
+"""Variable that switches Transformer Engine's kernels of fused experts on."""
+
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
@@ -95,10 +98,11 @@ def megatron_program(chosen: Chosen) -> Program:
     # Megatron's FSDP wants more than one connection.
     is_ordered = options is not None and options.tp * options.cp > 1
     is_ordered &= chosen.strategy.zero.stage <= 1
+    ordered = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_ordered else {}
     return Program(
         words=(_SCRIPT, *flags),
         home="MEGATRON_LM",
-        variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_ordered else {},
+        variables={**ordered, **(FUSES_EXPERTS if chosen.experiment.traits.fused_experts else {})},
         head="\n".join((f"{_VERSION}.", *assumptions(chosen, "megatron-lm", flags))),
         notes=(
             *notes,
@@ -114,9 +118,6 @@ def bridge_overrides(chosen: Chosen) -> Export:
         ValueError: If Megatron-Bridge cannot express the strategy.
     """
     flags, notes = _flags(chosen)
-    if "--fp8-format" in flags:
-        message = "Megatron-Bridge has several recipes of fp8: plan with bf16, and choose one there"
-        raise ValueError(message)
     table = _Table.shipped()
     unsharded = {} if chosen.strategy.zero.stage else table.no_shards
     overrides = {**table.recipe_sets, **unsharded, **dict(_overrides(chosen, flags))}
@@ -138,7 +139,9 @@ def bridge_overrides(chosen: Chosen) -> Export:
         *assumptions(chosen, "megatron-bridge", words),
     )
     default = f"-{named}" if named else "?the name of a recipe"
-    start = (
+    fuses = chosen.experiment.traits.fused_experts
+    start = "".join(f"export {name}={value}\n" for name, value in FUSES_EXPERTS.items() if fuses)
+    start += (
         f'exec python "${{RUN_RECIPE:-scripts/training/run_recipe.py}}"{END}'
         f'--recipe "${{RECIPE:{default}}}"{END}{words_by_line(words)}\n'
     )
@@ -237,12 +240,17 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
     """Yield keys and values for the flags of the strategy; the recipe already has the model."""
     words = strategy_flags(chosen.experiment, chosen.strategy)
     strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
-    for flag in _LISTS & strategy_words.keys():
-        first = words.index(f"--{flag}") + 1
-        listed = takewhile(lambda word: not word.startswith("--"), words[first:])
-        strategy_words[flag] = f"[{','.join(listed)}]"
+    for several in _LISTS & strategy_words.keys():
+        first = words.index(f"--{several}") + 1
+        names = takewhile(lambda word: not word.startswith("--"), words[first:])
+        strategy_words[several] = f"[{','.join(names)}]"
+    if "fp8-format" in strategy_words:
+        del strategy_words["bf16"]
+        yield "mixed_precision", _FP8_RECIPES[chosen.experiment.traits.fp8_recipe]
     if chosen.experiment.model.shape.num_experts:
-        yield "model.moe_shared_expert_overlap", "false"  # works with alltoall only
+        overlaps = "moe-shared-expert-overlap" in strategy_words
+        yield "model.moe_shared_expert_overlap", str(overlaps).lower()
+        strategy_words.pop("moe-shared-expert-overlap", None)
     for flag, value in strategy_words.items():
         place = _Table.shipped().places.get(flag, f"model.{flag.replace('-', '_')}")
         if "=" in place:
@@ -305,7 +313,15 @@ _STRATEGY: Final = {
 _NARROW: Final = {"fp8-format": "fp8", "fp4-format": "nvfp4"}
 """Precisions by the flag that stands beside ``--bf16``."""
 
-_LISTS: Final = frozenset({"recompute-modules", HEAD_RANKS})
+_LISTS: Final = frozenset({"recompute-modules", "cuda-graph-scope", HEAD_RANKS})
+"""Flags with several values, which are lists in Megatron-Bridge."""
+
+_FP8_RECIPES: Final = {
+    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+"""Names of Megatron-Bridge's recipes of mixed precision (training/mixed_precision.py of 0.6)."""
 _OFFLOAD: Final = "cpu-offloading-num-layers"
 _ACCOUNTS: Final = (
     "account-for-embedding-in-pipeline-split",

@@ -14,6 +14,7 @@ from amp_ray.trials.own_program.megatron_flags import HEAD_RANKS
 
 _MOST_PADDING: Final = 2**12  # rows of a vocabulary: more than 128 x tp 16, and special tokens
 _ON: Final = ""
+_FUSED_LOSS: Final = ("cross-entropy-loss-fusion", "cross-entropy-fusion-impl")
 
 
 class FlagTable(Table):
@@ -102,7 +103,7 @@ def notes_of(
     """Return what to say about flags that are not read, with values where these decide."""
     shape, traits, table = experiment.model.shape, experiment.traits, FlagTable.shipped()
     fitting = {flag for flag, figure in table.of_models.items() if getattr(shape, figure)}
-    fitting |= {"cross-entropy-loss-fusion"} if traits.loss_fraction < 1 else set()
+    fitting |= {*_FUSED_LOSS} if traits.loss_fraction < 1 else set()
     unknown = [
         flag
         for flag in flags
@@ -123,6 +124,16 @@ def notes_of(
     return notes + not_read(environment, file, shown_as=form, why=why)
 
 
+def _words(value: str) -> list[str]:
+    """Return the words of a flag's value, which overrides write as a list in brackets.
+
+    Example:
+        >>> _words("attn mlp"), _words("[attn,mlp]")
+        (['attn', 'mlp'], ['attn', 'mlp'])
+    """
+    return re.findall(r"[^\s,\[\]]+", value)
+
+
 def _decided(flags: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, object]]]:
     """Yield flags with their values, and the trait that they decide."""
     table = FlagTable.shipped()
@@ -132,7 +143,7 @@ def _decided(flags: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, object]
     for flag, traits in table.traits.items():
         if flags.get(table.needs.get(flag, flag), "1") == "1":
             continue
-        for word in flags.get(flag, "").split() if flag in flags and _ON not in traits else [_ON]:
+        for word in _words(flags.get(flag, "")) if _ON not in traits else [_ON]:
             if flag in flags and word in traits:
                 yield f"{flag} {word}".strip(), traits[word]
 
@@ -151,7 +162,7 @@ def _unlike(flags: Mapping[str, str], experiment: Experiment) -> Iterator[str]:
             continue
         if flag == "optimizer":
             usual.add(experiment.optimizer)
-        yield from (f"{flag} {word}" for word in flags[flag].split() if word not in usual)
+        yield from (f"{flag} {word}" for word in _words(flags[flag]) if word not in usual)
 
 
 def _context_sizes(flags: Mapping[str, str], experiment: Experiment) -> list[str]:

@@ -7,12 +7,12 @@ wrong ranges are refused with their place in the file. The docs show the text be
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Protocol
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
@@ -41,8 +41,9 @@ from amp_ray.inputs.section import (
 )
 from amp_ray.inputs.yaml_text import Document, SourceLines
 from amp_ray.models.families import build_model
-from amp_ray.models.model import Model
-from amp_ray.runtimes.traits import RUNTIMES, Formats, RuntimeTraits, kernels_of
+from amp_ray.models.model import Model, ModelShape
+from amp_ray.runtimes.releases import CHOICES
+from amp_ray.runtimes.traits import RUNTIMES, Formats, RuntimeTraits, find_release, kernels_of
 from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, zero_of
 from amp_ray.units import Precision
@@ -63,6 +64,14 @@ def _samples(count: int) -> int:
 
 
 Samples = Annotated[int, Field(ge=1, strict=True), AfterValidator(_samples)]
+
+
+def _release_name(value: object) -> object:
+    """Return the year and month of a release as text; YAML takes them for a number."""
+    return f"{value:.2f}" if isinstance(value, float) else value
+
+
+ReleaseName = Annotated[Text, BeforeValidator(_release_name)]
 
 
 class ProfileSection(Section):
@@ -128,6 +137,9 @@ class ExperimentFile(Section):
     one tp and dp for all stages, and in single stages of the fastest plans; in `operator` never."""
     runtime: Text = "deepspeed"
     """Program that trains, see [runtimes](#runtime-traits-and-constants)."""
+    release: ReleaseName | None = None
+    """Release of that program: a bundle of traits with a date, see
+    [releases](runtimes.md#releases). Default: the newest."""
     traits: dict[Text, Any] = Field(default_factory=dict)
     """Single traits of the runtime to change. Default: the runtime's."""
     constants: dict[Text, Positive] = Field(default_factory=dict)
@@ -155,6 +167,15 @@ _PROFILE_FOLDERS: Final = {
     "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
 }
 """Kind of file or folder that ``profile.path`` must name, by source."""
+
+_NEEDS: Final = {
+    "fused_experts": "kernels of fused experts need a model with experts and fp8 with scales of "
+    "blocks (B200, B300, GB200, GB300)",
+    "dispatcher": "DeepEP runs on no racks with one NVLink domain",
+    "fp8_bytes_per_parameter": "boards that multiply any layout keep one copy",
+    "cuda_graphs": "a graph of the whole step needs fused experts, since the host waits for others",
+}
+"""What a trait needs of boards, precision and model."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -232,6 +253,9 @@ class _Builder:
             message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}{hint}"
             document.refuse(message, "runtime")
         traits = RUNTIMES[checked.runtime]
+        if checked.release is not None:
+            with document.at("release"):
+                traits = find_release(checked.runtime, checked.release)
         chosen: dict[str, Any] = {}
         mistakes = Mistakes()
         for name, value in checked.traits.items():
@@ -243,7 +267,8 @@ class _Builder:
         if traits.offloaded_blocks:
             traits = traits.with_offloaded(traits.offloaded_blocks)
         document.refuse(traits.why_no_formats(self._formats), "precision")
-        return traits.with_formats(self._formats)
+        kept: RuntimeTraits = traits.with_formats(self._formats)
+        return kept
 
     @cached_property
     def _formats(self) -> Formats:
@@ -338,17 +363,24 @@ class _Builder:
                 mistakes.add(InputError(message, where=where))
         mistakes.check()
         scale = {PROGRAM_SCALE: values.get(PROGRAM_SCALE, 1.0)}
-        host_s = self.traits.host_s_per_iteration
-        shipped = Constants() if host_s is None else Constants(host_s_per_iteration=host_s)
+        traits = self.traits_on_boards
+        shipped = traits.constants
         return replace(shipped, **{**values, PROGRAM_SCALE: 1.0}).moved(scale)
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """Sizes of the model."""
+        section = self._checked.model
+        text = self._text(section.config, "model", "config")
+        with self._document.at("model"):
+            return model_shape(section, text)
 
     @cached_property
     def model(self) -> Model:
         section, traits = self._checked.model, self.traits_on_boards
-        text = self._text(section.config, "model", "config")
         with self._document.at("model"):
             return build_model(
-                model_shape(section, text),
+                self.shape,
                 layer_list=section.layer_list or traits.layer_list,
                 vocabulary_multiple=traits.vocabulary_multiple,
                 kernels=kernels_of(traits),
@@ -364,17 +396,20 @@ class _Builder:
 
     @cached_property
     def traits_on_boards(self) -> RuntimeTraits:
-        """The traits, with separate attention kernels if a board lacks the runtime's fused one.
+        """The traits as the boards and the model decide.
+
+        Attention has separate kernels if a board lacks the runtime's fused one.
 
         Raises:
             InputError: If the runtime has no attention for a board.
         """
         traits = self.traits
-        if traits.fuses_older_attention or "fused_attention" in self._checked.traits:
-            return traits
         try:
             types = self.hosts[0].device_types
         except InputError:  # raised where the cluster is needed; the model's mistakes count too
+            return traits
+        traits = self._settled(types)
+        if traits.fuses_older_attention or "fused_attention" in self._checked.traits:
             return traits
         lacking = [device.name for device in types if not device.has_flash_attention]
         if lacking and traits.needs_flash_attention:
@@ -385,6 +420,17 @@ class _Builder:
                     "choose another runtime, such as torch or megatron-core"
                 )
         return replace(traits, fused_attention=False) if lacking else traits
+
+    def _settled(self, types: Sequence[Device]) -> RuntimeTraits:
+        """Return the traits on some boards; refuse one that the file sets and they cannot have."""
+        settled = self.traits.on_boards(types, self._formats.compute, self.shape.num_experts)
+        for name in self._checked.traits:
+            chosen, possible = getattr(self.traits, name), getattr(settled, name)
+            if chosen not in {"auto", 0, possible}:
+                boards = ", ".join(device.name for device in types)
+                message = f"found {shown(chosen)}; {_NEEDS[name]}: on {boards} {shown(possible)}"
+                self._document.refuse(message, "traits", name)
+        return settled
 
     @cached_property
     def trials(self) -> TrialSettings:
@@ -479,12 +525,17 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     document.refuse(reason, "profile", "model")
 
 
-def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
+def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | float | str:
     """Return a trait's new value; refuse a type other than that of the runtime's value."""
+    if name in CHOICES:
+        if value in CHOICES[name]:
+            return str(value)
+        raise ValueError(f"found {shown(value)}; expected one of {', '.join(CHOICES[name])}")
     names = [trait.name for trait in fields(traits)]
     numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple | Formats)]
     if name not in numbers:
-        raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
+        known = ", ".join((*CHOICES, *numbers))
+        raise ValueError(f"unknown trait {name!r}; those that can be set: {known}")
     default = getattr(traits, name)
     is_flag = isinstance(value, bool)
     if isinstance(default, bool):

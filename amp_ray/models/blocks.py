@@ -97,6 +97,11 @@ class Kernels:
     packs_heads: bool = False
     # Whether an activation of experts is kept before and after its product with the router's weight
     weighs_activations: bool = False
+    # Whether a kernel computes a product of all experts and the activation, and casts its result
+    fused_experts: bool = False
+    # Whether a token is sent once to each rank that has experts for it, straight from the stream
+    sends_tokens_once: bool = False
+    fused_router: bool = True  # whether a router's scores, choice and loss are one kernel each
 
 
 UNFUSED: Final = Kernels()

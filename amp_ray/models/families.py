@@ -251,7 +251,12 @@ def _decoder_block(shape: ModelShape, width: Width, *, window: int, has_experts:
             is_weighed=block_width.weighs_activations,
         )
         before = (clamps(1),) if shape.clamped_activation else ()
-        experts = _experts(shape, (*before, activation), is_gated=True)
+        experts = replace(
+            _experts(shape, (*before, activation), is_gated=True),
+            is_fused=block_width.fused_experts,
+            is_sent_once=block_width.sends_tokens_once,
+            has_fused_router=block_width.fused_router,
+        )
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:
         feed_forward = (*_shared_experts(shape, block_width), *experts.operators())

@@ -4,6 +4,7 @@ Quantities are per sample and for the whole operator; tensor parallelism divides
 Elements are in the activation precision unless a name says bytes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final, Literal
@@ -36,6 +37,10 @@ class Gemm:
     # Width of its rows that are padded for products in 8-bit floats: input or result of an expert
     padded_width: int = 0
     keeps_precision: bool = False  # whether it never runs in 8-bit floats (a router)
+    # Whether the kernel that makes its input also casts it to 8-bit floats; the same of the
+    # gradient of its result
+    has_cast_input: bool = False
+    has_cast_gradient: bool = False
 
     @property
     def flops(self) -> float:
@@ -143,8 +148,18 @@ but t, b and the result are in single precision, as p is (Megatron-core 0.16,
 for the gradient in single precision, 6 for that of t, 12 each for those of b and p, 4 to join. The
 product addresses its elements one by one."""
 
-ROUTER_KERNELS = 6
-"""Kernels of the router: softmax, top-k, counts per expert, sorting."""
+FUSED_ACTIVATION: Final = (1, 3)
+"""Traffic of the activation of experts in both passes where it is part of the products' kernels, in
+elements of half precision for each element of its result. Forward, the first product's kernel also
+writes the result in 8-bit floats, as it is and transposed. Backward, the kernel of the second
+product reads what the first one wrote, 2, and writes its gradient, 2, in this form, instead of that
+of the result, 1 (Transformer Engine 2.14 to 2.20, ops/fused: grouped products in MXFP8 with SwiGLU,
+from 2.15 on with clamps and biases)."""
+
+ROUTER_KERNELS: Final = {True: 6, False: 22}
+"""Kernels of the router beside its product, by whether they are fused: softmax, choice and map, the
+same once more for the auxiliary loss, and that loss. Counted by running Megatron-core 0.16's
+`TopKRouter` under TorchDispatchMode, with `moe_router_fusion` off 22, and on 6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +183,11 @@ class Experts:
     is_gated: bool = True  # whether the first product is as wide again, for the gate
     # Whether a bias of its expert, weighed by the router, is added to each result
     has_bias: bool = False
+    # Whether a kernel computes a product of all experts and the activation, and casts its result
+    is_fused: bool = False
+    # Whether a token is sent once to each rank that has experts for it, straight from the stream
+    is_sent_once: bool = False
+    has_fused_router: bool = True  # whether one kernel each scores, chooses, and sums for the loss
 
     def operators(self) -> tuple[Operator, ...]:
         """Return the operators of a rank with a part of every expert; tp divides the experts."""
@@ -197,7 +217,7 @@ class Experts:
                 all_reduce_elements=moved * etp / tp if etp > 1 else 0.0,
             )
             for op, direction in zip(
-                self._moves(sorts=1 if ep == self.num_experts else 2), PASSES, strict=True
+                self._moves(sorts=1 if ep == self.num_experts else 2, ep=ep), PASSES, strict=True
             )
         )
         held = max(1, self.num_experts // ep)  # a strategy with more ranks is priced, then refused
@@ -224,15 +244,23 @@ class Experts:
                 name="route",
                 forward_elements=8 * scores,
                 backward_elements=8 * scores,
-                num_kernels=ROUTER_KERNELS,
+                num_kernels=ROUTER_KERNELS[self.has_fused_router],
                 saved_elements=2 * scores,
             ),
         )
 
-    def _moves(self, *, sorts: int) -> tuple[Elementwise, Elementwise]:
-        """Return the kernels that copy and sum tokens, each with ``sorts`` sorts of copies."""
+    def _moves(self, *, sorts: int, ep: int = 1) -> tuple[Elementwise, Elementwise]:
+        """Return the kernels that copy and sum tokens, each with ``sorts`` sorts of copies.
+
+        If ranks receive a token once for all of their experts, nothing is copied before it is sent:
+        one kernel reads what a rank has received, ``ep (1 - (1 - 1 / ep)^k)`` tokens for each of
+        its own, and writes its copies (DeepEP; HybridEP's dispatch with permutation).
+        """
         stream = self.tokens * self.hidden
-        moved = (1 + self.per_token) * stream + 2 * (sorts - 1) * self.per_token * stream
+        moved = float((1 + self.per_token + 2 * (sorts - 1) * self.per_token) * stream)
+        if self.is_sent_once and ep > 1:
+            received = ep * (1 - (1 - 1 / ep) ** self.per_token)
+            moved, sorts = (received + self.per_token) * stream, 1
         dispatch = Elementwise(
             name="dispatch",
             forward_elements=moved,
@@ -265,31 +293,41 @@ class Experts:
             is_expert=True,
             padded_width=self.hidden,
         )
-        return (
+        second = replace(
             first,
-            *(
-                replace(
-                    op,
-                    name=f"experts-{op.name}",
-                    forward_elements=op.forward_elements * inner,
-                    backward_elements=op.backward_elements * inner,
-                    addressed=(op.addressed[0] * inner, op.addressed[1] * inner),
-                    saved_elements=op.saved_elements * inner,
-                    sharded=True,
-                )
-                for op in self.activations
-            ),
-            replace(
-                first,
-                name="experts-out",
-                columns=self.hidden,
-                inner=width,
-                shard="batch" if etp else "inner",
-                saved_elements=inner,
-                saved_sharded=True,
-            ),
-            *((self._bias(rows * parts, num_experts, sharded=etp > 0),) if self.has_bias else ()),
+            name="experts-out",
+            columns=self.hidden,
+            inner=width,
+            shard="batch" if etp else "inner",
+            saved_elements=inner,
+            saved_sharded=True,
         )
+        bias: tuple[Elementwise, ...] = ()
+        if self.has_bias:
+            bias = (self._bias(rows * parts, num_experts, sharded=etp > 0),)
+        if self.is_fused:
+            first = replace(first, padded_width=0, has_cast_gradient=True)
+            second = replace(second, padded_width=0, has_cast_input=True)
+            bias = tuple(_in_product(op, backward=rows * parts * self.hidden) for op in bias)
+        return (first, *self._activations(inner), second, *bias)
+
+    def _activations(self, inner: float) -> Iterator[Elementwise]:
+        """Yield the kernels between both products; one of their kernels does it all if fused."""
+        for op in self.activations:
+            each = replace(
+                op,
+                name=f"experts-{op.name}",
+                forward_elements=op.forward_elements * inner,
+                backward_elements=op.backward_elements * inner,
+                addressed=(op.addressed[0] * inner, op.addressed[1] * inner),
+                saved_elements=op.saved_elements * inner,
+                sharded=True,
+            )
+            if not self.is_fused:
+                yield each
+                continue
+            forward, backward = FUSED_ACTIVATION if op is self.activations[-1] else (0, 0)
+            yield _in_product(each, forward=forward * inner, backward=backward * inner)
 
     def _bias(self, rows: float, num_experts: int, *, sharded: bool) -> Elementwise:
         """Return the addition of biases: product and sum for each expert, joining and rounding."""
@@ -302,3 +340,14 @@ class Experts:
             num_kernels=2 * num_experts + 2,
             sharded=sharded,
         )
+
+
+def _in_product(op: Elementwise, *, forward: float = 0.0, backward: float = 0.0) -> Elementwise:
+    """Return an operator that is part of a product's kernel, with elements that this then moves."""
+    return replace(
+        op,
+        forward_elements=forward,
+        backward_elements=backward,
+        addressed=(0.0, 0.0),
+        num_kernels=0,
+    )

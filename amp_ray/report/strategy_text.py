@@ -192,7 +192,7 @@ def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
         *([f"sequences of {length:,}"] if length else []),
         f"{devices} in {counted(len(cluster.host_names), 'node')}{racks}",
     ], [
-        f"runtime {experiment.traits.name}",
+        f"runtime {experiment.traits.full_name}",
         experiment.precision,
         *(f"{name} {key}" for key, name in experiment.traits.formats.kept.items()),
         f"batch {experiment.global_batch_size:,}",

@@ -8,13 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
-from typing import ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic import dataclasses as checked
 
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
+from amp_ray.errors import shown
 from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, Kernels
 from amp_ray.models.model import LayerList
+from amp_ray.runtimes.releases import (
+    DISPATCHERS,
+    FP8_RECIPES,
+    RELEASES,
+    ContextExchange,
+    CudaGraphs,
+    Dispatcher,
+    DispatcherName,
+    Fp8RecipeName,
+    fp8_recipe_on,
+)
 from amp_ray.shipped import read_shipped, with_inherited
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
@@ -23,13 +37,16 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, NARROW, Precision
 
 PartitionRule = Literal["exact", "even-blocks", "weighed-blocks"]
-ContextExchange = Literal["none", "ring", "all-gather", "all-to-all", "both"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 GradientFormat = Literal["fp32", "bf16"]
 MomentFormat = Literal["fp32", "bf16", "fp8", "int8"]
 KeptFormat = Literal[
     "gradients bf16", "moments bf16", "moments fp8", "moments int8", "primary fp8", "master none"
 ]
+
+GRAPH_GAP_S: Final = 1e-6
+"""Start and tail of a kernel in a CUDA graph (NVIDIA, "Constant time launch for straight-line CUDA
+graphs": 1.3 us and less for each kernel)."""
 
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
@@ -86,6 +103,7 @@ class RuntimeTraits:
 
     name: str  # the value of ``runtime`` in an experiment file
     description: str  # which program it is, in a sentence
+    release: str = ""  # the value of ``release``; empty for a program that has no releases here
     # Whether it is a program of today, or of past years, kept for published measurements
     status: Literal["current", "historic"] = "current"
     # List of layers that the runtime trains; ``bounds`` count its entries
@@ -157,15 +175,12 @@ class RuntimeTraits:
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
     nvfp4: bool = False  # whether they can run in NVFP4, the rest in bf16 (Transformer Engine 2.8)
-    # Whether 8-bit operands have one scale per tensor, found by reading them before they are cast
-    # (current scaling, Megatron-LM: `--fp8-recipe tensorwise`)
-    reads_for_scales: bool = False
+    # How 8-bit operands are scaled (`FP8_RECIPES`); ``auto``: by blocks where all boards can, else
+    # by tensor
+    fp8_recipe: Fp8RecipeName = "delayed"
     # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
     # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
     fp8_bytes_per_parameter: float = 2.0
-    # Message of the gather of updated fp8 weights; those with block scales (MXFP8) are gathered in
-    # bf16 and cast afterwards (Megatron-core, ``reuse_grad_buf_for_mxfp8_param_ag``)
-    fp8_gather_bytes_per_parameter: float = 1.0
     # Formats beside its own that it can keep, as keys of ``precision`` with their value
     keeps: tuple[KeptFormat, ...] = ()
     formats: Formats = USUAL  # those of the experiment's ``precision``
@@ -273,23 +288,69 @@ class RuntimeTraits:
     # Streams in which products and casts of experts run, a kernel for each expert; 0 if one kernel
     # computes all of them
     expert_streams: int = 0
-    # Launches of the host to send tokens to experts, in a forward pass, beyond those counted for
-    # router, dispatch and combine; 0 if unknown, and then all-to-alls add to the host's time
-    routing_launches: int = 0
+    # Whether one kernel computes a product of all experts, their activation and the casts of its
+    # result, on boards that scale by blocks and in fp8; elsewhere it means nothing
+    fused_experts: bool = False
+    # Whether a router's scores, choice and auxiliary loss are one kernel each
+    fused_router: bool = True
     # Whether an activation of experts is multiplied by the router's weight: in its fused kernel,
     # whose backward pass then reads all once more, or in a kernel of its own, which keeps it again
     weighs_activations: bool = False
-    # Those of them for which the device waits, because the host has just waited for it
-    waiting_launches: int = 0
-    waits_for_tokens: bool = False  # whether the host waits until tokens for experts have arrived
+    # What sends tokens to experts (`DISPATCHERS`); ``auto``: HybridEP in racks, else DeepEP
+    dispatcher: DispatcherName = "nccl"
     # Whether all-to-alls of one micro-batch run beside the computation of another: forward passes
     # beside backward passes of the same layers
     overlaps_exchanges: bool = False
-    # Multiprocessors that all-to-alls take while they run beside computation; by default those of
-    # NCCL's channels
-    exchange_multiprocessors: int = 24
-    # Whether a token is sent once to each node and to each rank that has experts for it
-    sends_tokens_once: bool = False
+    # Whether all-to-alls run beside the experts that all tokens go through
+    overlaps_shared_experts: bool = False
+    # Multiprocessors that all-to-alls take while they run beside computation; 0 for those of the
+    # dispatcher
+    exchange_multiprocessors: int = 0
+    # Work that is recorded once and then started as a whole: nothing, all before the experts of a
+    # block (``attention``), or both passes of all micro-batches (``step``); ``auto``: ``step`` with
+    # fused experts, ``attention`` with others in racks, else nothing
+    cuda_graphs: CudaGraphs = "none"
+
+    @property
+    def full_name(self) -> str:
+        """Its name, with the release if it has releases."""
+        return f"{self.name} {self.release}".rstrip()
+
+    @property
+    def constants(self) -> Constants:
+        """The constants of the cost model for this program.
+
+        Kernels of a graph start without the host, and follow each other sooner.
+        """
+        changed: dict[str, float] = {}
+        if self.host_s_per_iteration is not None:
+            changed["host_s_per_iteration"] = self.host_s_per_iteration
+        if self.cuda_graphs == "step":
+            start_s = Constants().collective_start_s - 2 * Constants().kernel_gap_s
+            changed["kernel_gap_s"] = GRAPH_GAP_S
+            changed["collective_start_s"] = start_s + 2 * GRAPH_GAP_S
+            changed["host_s_per_micro_batch"] = 0.0
+        return Constants(**changed)
+
+    @property
+    def dispatch(self) -> "Dispatcher":
+        """What sends tokens to experts."""
+        return DISPATCHERS[self.dispatcher]
+
+    @property
+    def sends_tokens_once(self) -> bool:
+        """Whether a token is sent once to each node and to each rank that has experts for it."""
+        return self.dispatch.sends_tokens_once
+
+    @property
+    def taken_multiprocessors(self) -> int:
+        """Multiprocessors that all-to-alls take while they run beside computation."""
+        return self.exchange_multiprocessors or self.dispatch.multiprocessors
+
+    @property
+    def reads_for_scales(self) -> bool:
+        """Whether 8-bit operands are read once more for their scale, before they are cast."""
+        return FP8_RECIPES[self.fp8_recipe].reads_for_scales
 
     @property
     def recomputed_operators(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -467,12 +528,47 @@ class RuntimeTraits:
         least = max(1, self.min_zero_stage) if sharded else self.min_zero_stage
         return replace(self, formats=formats, min_zero_stage=least)
 
+    def on_boards(self, devices: Sequence[Device], compute: Precision, num_experts: int) -> Self:
+        """Return the traits with choices that the boards, the precision or the model decide.
+
+        DeepEP does not run on racks with one NVLink domain (flex_dispatcher_backend.py of
+        Megatron-Bridge 0.3.1). The kernels of fused experts exist for MXFP8 alone (Transformer
+        Engine, ops/fused). Scaling by tensor needs one copy of a weight where a board multiplies
+        any layout.
+        """
+        blocks = all(device.scales_blocks for device in devices)
+        recipe = fp8_recipe_on(self.fp8_recipe, devices)
+        single = recipe != "mxfp8" and blocks
+        in_racks = any(device.rack_devices for device in devices)
+        fused = self.fused_experts and num_experts > 0 and compute == "fp8" and recipe == "mxfp8"
+        dispatcher = self.dispatcher
+        if dispatcher in {"auto", "deepep"}:
+            dispatcher = "hybridep" if in_racks else "deepep"
+        graphs = self.cuda_graphs
+        if graphs == "auto":
+            graphs = "step" if fused else "attention" if num_experts and in_racks else "none"
+        elif graphs == "step" and num_experts and not fused:
+            graphs = "attention"
+        return replace(
+            self,
+            fp8_recipe=recipe,
+            fp8_bytes_per_parameter=min(self.fp8_bytes_per_parameter, 1.0)
+            if single
+            else self.fp8_bytes_per_parameter,
+            dispatcher=dispatcher,
+            exchange_multiprocessors=self.exchange_multiprocessors
+            or DISPATCHERS[dispatcher].multiprocessors,
+            fused_experts=fused,
+            cuda_graphs=graphs,
+        )
+
     def with_offloaded(self, num_blocks: int) -> Self:
         """Return the traits of a training that offloads the activations of so many blocks.
 
-        It recomputes nothing then (``TransformerConfig`` of megatron-core 0.16 refuses both).
+        It then recomputes nothing and captures no graphs (``TransformerConfig`` of megatron-core
+        0.16 refuses both).
         """
-        return replace(self, offloaded_blocks=num_blocks, recompute=("none",))
+        return replace(self, offloaded_blocks=num_blocks, recompute=("none",), cuda_graphs="none")
 
     def optimizer(self, name: str) -> "Optimizer":
         """Return an optimizer with the moments and gradients of the formats."""
@@ -521,7 +617,7 @@ class RuntimeTraits:
         fused product reads and writes the sum instead of writing the gradient.
         """
         width, total = BYTES_PER_ELEMENT[precision], self._sum_bytes(precision)
-        kept_formats = self.formats.kept
+        kept_formats, gathered = self.formats.kept, FP8_RECIPES[self.fp8_recipe].gathered_bytes
         if self.fused_accumulation:
             kept, accumulation = width + total, 2 * total - width
         else:
@@ -532,7 +628,7 @@ class RuntimeTraits:
         return ParameterBytes(
             kept=kept if counts_anew else _set_or(self.kept_bytes_per_parameter, kept),
             weight=width,
-            gathered=self.fp8_gather_bytes_per_parameter if "primary" in kept_formats else width,
+            gathered=gathered if "primary" in kept_formats else width,
             total=total,
             accumulation=_set_or(self.accumulation_bytes_per_parameter, accumulation),
             gradient=max(width, _set_or(self.gradient_bytes_per_parameter, total)),
@@ -683,21 +779,48 @@ def _set_or(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
-def _read_table() -> Mapping[str, RuntimeTraits]:
+def _read_table() -> Mapping[tuple[str, str], RuntimeTraits]:
+    """Return the traits of every runtime and release; ``""`` stands for no release."""
     checker = TypeAdapter(RuntimeTraits)  # it converts 63e-6, which is text in YAML
     table = with_inherited(read_shipped("runtimes/runtimes.yaml"))
     records = {
-        name: checker.validate_python({"name": name, **record}) for name, record in table.items()
+        (name, release): {**record, **traits, "name": name, "release": release}
+        for name, record in table.items()
+        for release, traits in _release_traits(name)
     }
-    return MappingProxyType(records)
+    return MappingProxyType(
+        {key: checker.validate_python(record) for key, record in records.items()}
+    )
 
 
-RUNTIMES: Final = _read_table()
+def _release_traits(name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the releases of a runtime, the newest first, each with the traits that it sets."""
+    releases = RELEASES.get(name, {})
+    return [(key, record.traits) for key, record in releases.items()] or [("", {})]
+
+
+_BY_RELEASE: Final = _read_table()
+
+
+def find_release(runtime: str, release: str) -> RuntimeTraits:
+    """Return the traits of a runtime's release; a ``ValueError`` lists those that are known."""
+    traits = _BY_RELEASE.get((runtime, release))
+    if traits is None:
+        known = [name for of, name in _BY_RELEASE if of == runtime and name]
+        choice = f"expected one of {', '.join(known)}" if known else f"{runtime} has no releases"
+        raise ValueError(f"found {shown(release)}; {choice}")
+    return traits
+
+
+RUNTIMES: Final = MappingProxyType(
+    {name: find_release(name, _release_traits(name)[0][0]) for name, _ in _BY_RELEASE}
+)
+"""Runtimes by name, each in its newest release."""
 
 
 def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
     """Return the kernels for layers that families share, after ``context`` earlier tokens."""
-    shared = {trait.name for trait in fields(traits)} & {part.name for part in fields(Kernels)}
+    shared = {part.name for part in fields(Kernels) if hasattr(traits, part.name)}
     return Kernels(**{name: getattr(traits, name) for name in shared}, context=context)
 
 

@@ -177,6 +177,9 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
         return
     if traits.sliced_activations or traits.sliced_gradients:
         yield "runtime torch sends whole activations to every rank; leave sliced_* of traits out"
+    exchange = traits.context_parallel
+    if exchange != "ring" and any(stage.options.cp > 1 for stage in strategy.stages):
+        yield f"runtime torch sends keys and values around a ring, found {exchange}; leave it out"
     yield from _undivided_tokens(experiment, strategy)
     bounds = all_bounds(experiment.model, strategy)
     empty = [chunk for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end]

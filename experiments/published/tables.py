@@ -22,6 +22,7 @@ from amp_ray.inputs.experiment_file import ExperimentFile, build_experiment
 from amp_ray.inputs.strategies import OPTIONAL_COLUMNS, Entry, parse_strategies
 from amp_ray.inputs.yaml_text import Document, parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text
+from amp_ray.runtimes.releases import RELEASES
 from amp_ray.strategies.strategy import Strategy
 
 STRATEGY: Final = ("tp", "pp", "dp", "micro_batch_size", *OPTIONAL_COLUMNS)
@@ -104,7 +105,7 @@ def read_table(folder: Path, name: str) -> Published:
         cells = {key: cell for key, cell in line.items() if cell and cell != OFF.get(key)}
         cells |= {key: line[key] for key in line if key in STRATEGY}
         keys = {key: cell for key, cell in cells.items() if key not in STRATEGY + LABELS}
-        experiment = _experiment(template, keys, experiments)
+        experiment = _experiment(template, keys, line.get("release") or "", experiments)
         if isinstance(experiment, str) or not cells["bounds"]:
             left_out[experiment if isinstance(experiment, str) else "bounds"] += 1
         else:
@@ -143,13 +144,13 @@ def amp_strategies(folder: Path, experiment: Experiment) -> list[Strategy]:
 
 
 def _experiment(
-    template: Document, keys: Cells, built: dict[Pairs, Experiment | str]
+    template: Document, keys: Cells, release: str, built: dict[Pairs, Experiment | str]
 ) -> Experiment | str:
     """Return the template's experiment with the values of a row, or what it cannot express."""
-    pairs = tuple(keys.items())
+    pairs = (("release", release), *keys.items())
     if pairs not in built:
         try:
-            built[pairs] = _build(template, keys)
+            built[pairs] = _build(template, keys, release)
         except InputError as error:
             places = [part.where.key or "" for part in error.parts if part.where is not None]
             named = [FAMILY if key == "model" else key for key in places]
@@ -160,8 +161,17 @@ def _experiment(
     return built[pairs]
 
 
-def _build(template: Document, keys: Cells) -> Experiment:
-    """Build the template's experiment with the values of a row at their keys."""
+def release_at(runtime: str, container: str) -> str:
+    """Return the newest release of a runtime that is no newer than a row's container."""
+    known = [name for name in RELEASES[runtime] if name <= container]
+    return known[0] if known else list(RELEASES[runtime])[-1]
+
+
+def _build(template: Document, keys: Cells, release: str) -> Experiment:
+    """Build the template's experiment with the values of a row at their keys.
+
+    Where the template states no release of its program, ``release`` of the row tells it.
+    """
     values: Any = deepcopy(template.values)
     for key, cell in keys.items():
         *outer, last = (int(part) if part.isdigit() else part for part in key.split("."))
@@ -169,6 +179,8 @@ def _build(template: Document, keys: Cells) -> Experiment:
         for part in outer:
             section = section.setdefault(part, {}) if isinstance(part, str) else section[part]
         section[last] = yaml.safe_load(cell)
+    if release and "release" not in values:
+        values["release"] = release_at(values["runtime"], release)
     document = replace(template, values=values)
     return build_experiment(document, ExperimentFiles(base=Path(template.file).parent))
 

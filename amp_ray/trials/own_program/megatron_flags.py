@@ -22,7 +22,7 @@ _PRECISION_FLAGS: Final = {
     "fp32": (),
     "fp16": ("--fp16",),
     "bf16": ("--bf16",),
-    "fp8": ("--bf16", "--fp8-format", "hybrid"),
+    "fp8": ("--bf16",),
     "nvfp4": ("--bf16", "--fp4-format", "e2m1"),
 }
 
@@ -45,9 +45,21 @@ _CP_KINDS: Final = {"ring": "p2p", "all-gather": "all_gather", "all-to-all": "a2
 HEAD_RANKS: Final = "hierarchical-context-parallel-sizes"
 """Flag of the ranks that divide heads, and of those of a ring."""
 
+CAPTURED: Final = ("attn", "moe_router", "moe_preprocess")
+"""Parts of a block with experts that one CUDA graph starts."""
+
 LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
 """Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head. Modules of
 multi-token prediction, which are our last blocks, are ``m``."""
+
+_GRAPHS: Final = {
+    "attention": ("transformer_engine", "--cuda-graph-scope", *CAPTURED),
+    "step": ("local", "--cuda-graph-scope", "full_iteration"),
+}
+
+TE_LOSS_FRACTION: Final = 0.2
+"""Largest traffic of the loss that is that of Transformer Engine's kernels; megatron-core's own
+fused loss has 28 of 60 bytes, these 10."""
 
 RECOMPUTE_MODULES: Final = {
     "recomputes_norms": "layernorm",
@@ -88,13 +100,20 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_stage_flags(model, strategy, traits),
         *_recompute_flags(candidate.options.recompute, traits),
         *_PRECISION_FLAGS[experiment.precision],
+        *(("--fp8-format", _fp8_format(traits)) if experiment.precision == "fp8" else ()),
         *_format_flags(traits.formats.kept),
         *_zero_flags(strategy, traits.name),
         *_offload_flags(traits, num_layers),
         *(_exchange_flags(experiment, strategy) if is_core else ()),
         *(_kernel_flags(experiment) if is_core else ()),
+        *(_graph_flags(traits, candidate.options.recompute) if is_core else ()),
         *_expert_flags(traits, candidate.options, model.shape.num_experts),
     )
+
+
+def _fp8_format(traits: RuntimeTraits) -> str:
+    """Return the format of gradients: scales of blocks leave no need for a wider exponent."""
+    return "e4m3" if traits.fp8_recipe == "mxfp8" else "hybrid"
 
 
 def _other_flags(candidate: Candidate) -> list[str]:
@@ -273,9 +292,10 @@ def _kernel_flags(experiment: Experiment) -> Iterator[str]:
     if not traits.fused_pointwise:
         yield from ("--no-bias-swiglu-fusion", "--no-bias-gelu-fusion", "--no-rope-fusion")
     if traits.loss_fraction < 1:
-        yield "--cross-entropy-loss-fusion"
+        fusion = "te" if traits.loss_fraction <= TE_LOSS_FRACTION else "native"
+        yield from ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", fusion)
     if precision == "fp8":
-        yield from ("--fp8-recipe", "tensorwise" if traits.reads_for_scales else "delayed")
+        yield from ("--fp8-recipe", traits.fp8_recipe)
     if precision == "nvfp4":
         yield from ("--fp4-recipe", "nvfp4")
     if precision == "fp16" and traits.accumulates_fp16_in_fp32:
@@ -287,16 +307,32 @@ def _kernel_flags(experiment: Experiment) -> Iterator[str]:
     yield from ("--make-vocab-size-divisible-by", str(traits.vocabulary_multiple))
 
 
+def _graph_flags(traits: RuntimeTraits, recompute: Recompute) -> Iterator[str]:
+    """Yield the flags of CUDA graphs; those of parts of a block work without full recompute."""
+    if traits.cuda_graphs == "none" or (
+        recompute.kind == "full" and traits.cuda_graphs == "attention"
+    ):
+        return
+    yield from ("--te-rng-tracker", "--cuda-graph-impl", *_GRAPHS[traits.cuda_graphs])
+
+
 def _expert_flags(traits: RuntimeTraits, options: StageOptions, num_experts: int) -> Iterator[str]:
     """Yield the flags for products of experts and for the exchange of their tokens."""
     if not num_experts or traits.name == MEGATRON_DEEPSPEED:
         return
-    yield from ("--moe-grouped-gemm", "--moe-permute-fusion", "--moe-router-fusion")
+    yield from ("--moe-grouped-gemm", "--moe-permute-fusion")
+    if traits.fused_router:
+        yield "--moe-router-fusion"
+    if traits.fused_experts:
+        yield "--use-transformer-engine-op-fuser"
     yield from ("--moe-token-dispatcher-type",)
     if not (traits.sends_tokens_once and options.spreads_experts):
         yield "alltoall"
-    else:  # DeepEP takes probabilities in single precision only
-        yield from ("flex", "--moe-flex-dispatcher-backend", "deepep", "--moe-router-dtype", "fp32")
-        yield from ("--moe-deepep-num-sms", str(traits.exchange_multiprocessors))
+    else:  # both take probabilities in single precision only
+        backend = traits.dispatcher
+        yield from ("flex", "--moe-flex-dispatcher-backend", backend, "--moe-router-dtype", "fp32")
+        yield from (f"--moe-{backend}-num-sms", str(traits.taken_multiprocessors))
+    if traits.overlaps_shared_experts and not traits.sends_tokens_once:
+        yield "--moe-shared-expert-overlap"
     if traits.overlaps_exchanges and options.ep > 1:
         yield "--overlap-moe-expert-parallel-comm"

@@ -8,7 +8,7 @@ import pytest
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import find_device
 from amp_ray.cost.collective import NO_RING, Path
-from amp_ray.cost.estimate import Breakdown, Estimate, Reason
+from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import (
     FUSED_BACKWARD_PRODUCTS,
@@ -20,7 +20,7 @@ from amp_ray.cost.samples import ContextGroup, context_exchange_s
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
-from amp_ray.runtimes.traits import ContextExchange
+from amp_ray.runtimes.releases import ContextExchange
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate, StageOptions
@@ -213,10 +213,10 @@ def test_heads_that_ranks_cannot_divide_are_refused_by_name() -> None:
         assert isinstance(planner.plan(candidate_of(experiment, tp, cp)), Estimate)
     for tp, cp in ((4, 4), (1, 16)):
         refused = planner.plan(candidate_of(experiment, tp, cp))
-        assert isinstance(refused, Reason)
-        assert refused.kind == "tp x cp does not divide the key/value heads"
+        assert isinstance(refused, Infeasible)
+        assert refused.reason.kind == "tp x cp does not divide the key/value heads"
         words = f"tp {tp} x cp {cp} must divide the 8 heads of keys and values"
-        assert words in refused.detail
+        assert words in refused.reason.detail
 
 
 def candidate_of(experiment: Experiment, tp: int, cp: int) -> Candidate:
@@ -226,12 +226,12 @@ def candidate_of(experiment: Experiment, tp: int, cp: int) -> Candidate:
 
 @pytest.mark.parametrize("exchange", ["all-to-all", "both"])
 def test_bounds_of_divided_heads_hold(exchange: ContextExchange) -> None:
-    experiment = given(exchange, max_cp=16)
+    experiment = given(exchange, TEXT.replace(str(LENGTH), "16384"), max_cp=16)
     planner = AmpRayPlanner(experiment=experiment)
-    for tp, cp in ((4, 4), (4, 8), (8, 8)):
+    for tp, cp in ((4, 2), (2, 4), (1, 8)):
         estimate = planner.cost_model.estimate(strategy(tp=tp, cp=cp, dp=64 // tp // cp))
         least_s = planner.chooser.least_s(strategy_candidate(estimate), 1e9)
-        assert least_s <= estimate.iteration_time_s
+        assert 0.9 * estimate.iteration_time_s < least_s <= estimate.iteration_time_s
 
 
 def test_gathered_keys_and_values_take_memory() -> None:

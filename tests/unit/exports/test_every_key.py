@@ -76,11 +76,11 @@ READERS = {
                 "--recompute-granularity selective --recompute-modules mlp",
                 "--recompute-modules mlp",
             ),
-            ("--tp-comm-overlap --tensor-model-parallel-size 2", "traits.overlaps_gathers=true"),
+            ("--no-rope-fusion", "traits.fused_pointwise=false"),
             ("--rampup-batch-size 16 16 1000", "--rampup-batch-size"),
             ("--ddp-bucket-size 7", "set traits.bucket_elements=7"),
             ("--window-size 127,0", "--window-size"),
-            ("--cuda-graph-impl local", "--cuda-graph-impl"),
+            ("--cuda-graph-impl local", "traits.cuda_graphs=step"),
             (
                 "--num-layers $LAYERS",
                 "--num-layers (run.sh: it depends on the shell's environment)",

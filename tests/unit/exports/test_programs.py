@@ -417,7 +417,9 @@ def test_fp8_is_told_and_read_or_refused() -> None:
     assert strategy_of(text, base)["pp"] == 2
     with pytest.raises(InputError, match="precision is fp8; the experiment has bf16: add --set"):
         strategy_of(text)
-    for write in (bridge_overrides, titan_config, nanotron_config):
+    text = text_of(bridge_overrides(plan))
+    assert "mixed_precision=bf16_with_fp8_current_scaling_mixed" in words_of(text)
+    for write in (titan_config, nanotron_config):
         with pytest.raises(ValueError, match="fp8"):
             write(plan)
 
@@ -457,9 +459,9 @@ def test_exchanges_of_a_sequence_are_told_and_read(
 
 def test_heads_that_cannot_be_divided_have_no_flags() -> None:
     keys = "runtime: megatron-core\ntraits: {context_parallel: all-to-all}\n"
-    base = experiment(("num_heads: 4", "num_heads: 5"), keys=keys)
+    base = experiment(("num_heads: 8", "num_heads: 8, num_key_value_heads: 1"), keys=keys)
     for write in (megatron_script, bridge_overrides):
-        with pytest.raises(ValueError, match="tp 1 x cp 2 must divide the 5 heads of keys"):
+        with pytest.raises(ValueError, match="tp 1 x cp 2 must divide the 1 heads of keys"):
             write(chosen(strategy((0, 4, 9), cp=2, dp=1), base))
 
 

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.errors import InputError
 from amp_ray.inputs import profile, strategies
 from amp_ray.inputs.cluster_section import NodeSection
@@ -24,7 +25,7 @@ from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.profile import ANALYTIC
 from amp_ray.inputs.section import Section, validate
 from amp_ray.inputs.yaml_text import parse_yaml
-from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.zero import AUTO_STAGE
 from support.experiments import LONG, SMALL, MemoryFiles, experiment_from, small_experiment
@@ -56,6 +57,11 @@ ON_T4 = {
     for name in ("megatron-core", "llm-foundry")
 }
 """Runtimes whose one kernel for attention does not run on SMALL's boards."""
+
+
+def on_t4(traits: RuntimeTraits) -> RuntimeTraits:
+    """Return traits as SMALL's boards and its model decide."""
+    return traits.on_boards([CATALOGUE["T4"]], "fp16", 0)
 
 
 @pytest.mark.parametrize(("section", "key"), list(keys()))
@@ -118,13 +124,16 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
             }.items()
         ),
         *(
-            (f"runtime: {name}", "traits", ON_T4.get(name, traits))
+            (f"runtime: {name}", "traits", on_t4(ON_T4.get(name, traits)))
             for name, traits in RUNTIMES.items()
             if not traits.needs_flash_attention
         ),
         ("runtime: amp-2022", "model.num_layers", 12),
         ("search: {min_tp: 2}", "limits.min_tp", 2),
         ("search: {micro_batch_sizes: [4, 1, 4]}", "limits.micro_batch_sizes", (1, 4)),
+        ("runtime: megatron-core\nrelease: '25.09'", "traits.release", "25.09"),
+        ("runtime: megatron-core\nrelease: 26.06", "traits.release", "26.06"),
+        ("runtime: megatron-core\ntraits: {fp8_recipe: delayed}", "traits.fp8_recipe", "delayed"),
         ("traits: {shards_heads: false}", "traits.shards_heads", False),
         ("traits: {virtual_stages: 2}", "traits.virtual_stages", 2),
         ("traits: {context_bytes: 7}", "traits.context_bytes", 7.0),
@@ -225,6 +234,19 @@ GPT2 = SMALL[SMALL.index("family") : SMALL.index("}\ncluster")]
             "traits.virtual_stages: found true; expected an integer from",
         ),
         ("traits: {virtual_stages: 0}", "traits: virtual_stages must be at least 1"),
+        ("release: '1.0'", "release: found '1.0'; deepspeed has no releases"),
+        (
+            "runtime: megatron-core\nrelease: '1.0'",
+            "release: found '1.0'; expected one of 26.08, 26.06, 26.02, 25.09, 25.04",
+        ),
+        (
+            "runtime: megatron-core\ntraits: {dispatcher: mpi}",
+            "traits.dispatcher: found 'mpi'; expected one of auto, nccl, alltoall, deepep",
+        ),
+        (
+            "runtime: megatron-core\ntraits: {fused_experts: true}",
+            "traits.fused_experts: found true; kernels of fused experts need a model with experts",
+        ),
         *(
             (
                 f"traits: {{context_bytes: {value}}}",
