@@ -186,13 +186,14 @@ def _runtimes() -> str:
             ", ".join(map(str, traits.pipeline_zero_stages)) if traits.pipeline_parallel else "-",
             ", ".join(traits.recompute),
             yes(traits.fp8),
+            yes(traits.nvfp4),
             yes(traits.unequal_stages),
         ]
 
     lines = [f"- `{traits.name}`: {traits.description}" for traits in RUNTIMES.values()]
     head = "runtime | tp | sequence parallel | pp | interleaved | cp | ep | ZeRO | ZeRO with pp"
     rows = (row(traits) for traits in RUNTIMES.values())
-    table = _table(f"{head} | recompute | fp8 | stages that differ", rows)
+    table = _table(f"{head} | recompute | fp8 | nvfp4 | stages that differ", rows)
     return "\n".join([*lines, "", table])
 
 
@@ -232,6 +233,7 @@ _DIMENSIONS: Final[dict[str, Callable[[RuntimeTraits], bool]]] = {
     "recompute": lambda traits: "full" in traits.recompute,
     "recompute that differs by stage": lambda traits: traits.recompute_per_stage,
     "fp8": lambda traits: traits.fp8,
+    "nvfp4": lambda traits: traits.nvfp4,
 }
 
 
@@ -261,11 +263,12 @@ def _devices() -> str:
             f"{device.memory_bytes_per_s / GIGA:,.0f}",
             *(rate(flops) for flops in (device.fp32_flops, device.fp16_flops, device.bf16_flops)),
             rate(device.fp8_flops),
+            rate(device.nvfp4_flops),
             device.source,
         ]
         for device in CATALOGUE.values()
     )
-    return _table("device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | source", rows)
+    return _table("device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | nvfp4 | source", rows)
 
 
 def _presets() -> str:

@@ -27,6 +27,7 @@ class _Catalogue(Table):
     ]
     amd: Words
     fp8: Words
+    nvfp4: dict[str, tuple[_Figure, float]]
     block_scales: Words
     links: dict[float, Words]
     switched_links: tuple[float, ...]
@@ -59,6 +60,9 @@ for multiples of 4): on an H200 the three products of GPT-2's head took 64.5 ms 
 and 31.5 ms with 50,258 or 50,260 (experiments/results/one-gpu-h200.json), 12 with 50,304
 by their rate."""
 
+_NVFP4_FRACTION: Final = 0.4
+"""Share of the peak in NVFP4 on boards outside of the catalogue, where it is .36 to .54."""
+
 
 def is_cpu(name: str) -> bool:
     """Return whether a name denotes a CPU core: ``cpu``, or ``cpu-`` and any text.
@@ -84,9 +88,11 @@ class Device:
     bf16_flops: float | None = None  # dense peak rate for bfloat16; None where it is not supported
     # Dense peak rate for products of 8-bit floats; None where it is not supported
     fp8_flops: float | None = None
+    nvfp4_flops: float | None = None  # the same for products in NVFP4
     # Share of the peak that library GEMMs sustain within full tiles; below 1 because of power and
     # clock limits, and of operand traffic
     gemm_fraction: float = 0.75
+    nvfp4_fraction: float = _NVFP4_FRACTION  # the same for products in NVFP4
     # Total line rate of its links to the other boards of a node, in one direction; None if the
     # data sheet has none
     link_bytes_per_s: float | None = None
@@ -116,6 +122,7 @@ class Device:
             "fp16": self.fp16_flops,
             "bf16": self.bf16_flops,
             "fp8": self.fp8_flops,
+            "nvfp4": self.nvfp4_flops,
         }
         rate = rates[precision]
         if rate is None:
@@ -123,6 +130,11 @@ class Device:
             message = f"device {self.name!r} does not compute in {precision}; it can do {able}"
             raise ValueError(message)
         return rate
+
+    def product_flops(self, precision: Precision) -> float:
+        """Return the rate of library GEMMs in full tiles; ``ValueError`` as of `peak_flops`."""
+        fraction = self.nvfp4_fraction if precision == "nvfp4" else self.gemm_fraction
+        return self.peak_flops(precision) * fraction
 
     @property
     def has_flash_attention(self) -> bool:
@@ -238,6 +250,7 @@ two ranks, .57 with four, .9 with eight (the same benchmark)."""
 def _device(name: str) -> Device:
     """Convert one row of the table to a data sheet in SI units."""
     gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = _TABLE.boards[name]
+    nvfp4, nvfp4_fraction = _TABLE.nvfp4.get(name, (None, _NVFP4_FRACTION))
     return Device(
         context_bytes=CPU_CONTEXT_BYTES if name == CPU else None,
         name=name,
@@ -248,7 +261,9 @@ def _device(name: str) -> Device:
         fp16_flops=None if fp16 is None else fp16 * TERA,
         bf16_flops=None if bf16 is None else bf16 * TERA,
         fp8_flops=None if bf16 is None or name not in _TABLE.fp8 else _FP8_RATIO * bf16 * TERA,
+        nvfp4_flops=None if nvfp4 is None else nvfp4 * TERA,
         gemm_fraction=gemm_fraction,
+        nvfp4_fraction=nvfp4_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         link_fraction=_REACHED if _LINK_OF.get(name) in _TABLE.switched_links else 0.5,
         host_bytes_per_s=_HOST_LINK_OF.get(name, _PCIE_4_BYTES_PER_S),

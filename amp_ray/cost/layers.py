@@ -542,7 +542,7 @@ class LayerCosts:
         if not layer.operators:
             return self._passing(anchors, rank)
         if layer.kind != "block":
-            rank = rank.beside_fp8
+            rank = rank.beside_narrow
         work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
         if (index, rank) not in self._computed:
             self._computed[index, rank] = work.compute(rank)

@@ -112,8 +112,8 @@ class LayerMemory:
         """Bytes that one micro-batch in flight keeps.
 
         Without recompute these are all saved tensors. Selective recompute drops the tensors made
-        within the attention core; full recompute keeps only a block's input. Products in 8-bit
-        floats keep their inputs in 8 bits.
+        within the attention core; full recompute keeps only a block's input. Products in narrow
+        formats keep their inputs in these.
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if _runs_again(layer, again):
@@ -124,8 +124,9 @@ class LayerMemory:
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if again == "selective":
             kept -= self._each(layer.core_saved_bytes)
-        if self.rank.precision == "fp8" and layer.kind == "block":
-            kept -= (width - BYTES_PER_FP8) / width * self._each(layer.cast_saved_bytes)
+        narrow = self.rank.narrow
+        if narrow and layer.kind == "block":
+            kept -= (width - narrow.num_bytes) / width * self._each(layer.cast_saved_bytes)
         return size * kept * self._kept_share(layer)
 
     def _kept_share(self, layer: Layer) -> float:
@@ -536,18 +537,21 @@ class MemoryModel:
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
-        """Return a rank's bytes of a parameter between micro-batches, copies in fp8 included."""
+        """Return a rank's bytes of a parameter between micro-batches, narrow copies included."""
         return self._copy_bytes(options) + self._kept_bytes(per, options)
 
     def _copy_bytes(self, options: StageOptions) -> float:
-        """Return a rank's bytes of a parameter's copies in fp8, beside the weight itself.
+        """Return a rank's bytes of a parameter's narrow copies, beside the weight itself.
 
         Beside weights in fp8 these are transposed copies, which are made anew of gathered weights
         (Megatron-core, ``keep_fp8_transpose_cache``).
         """
-        if self.rank.precision != "fp8":
+        narrow = self.rank.narrow
+        if narrow is None:
             return 0.0
-        copies = self.traits.fp8_bytes_per_parameter
+        copies = narrow.copy_bytes
+        if copies is None:
+            copies = self.traits.fp8_bytes_per_parameter
         if "primary" in self.traits.formats.kept:
             copies = copies - BYTES_PER_FP8 if options.zero.stage < MOST_ZERO_STAGE else 0.0
         return copies * _block_share(self.weights.model)

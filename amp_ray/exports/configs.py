@@ -43,7 +43,7 @@ _TP_PLAN: Final = (
 )
 """Transformers divides by the styles of a plan (``integrations/tensor_parallel.py``)."""
 
-_ACCELERATE_PRECISION: Final = {"fp32": "no"}
+_ACCELERATE_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
 
 class _Table(Table):
@@ -174,11 +174,13 @@ def accelerate_config(chosen: Chosen) -> Export:
     if len({len(slots) for slots in hosts.values()}) > 1:
         raise ValueError("Accelerate starts as many processes on every host; here they differ")
     precision = settings["precision"]
+    if precision not in _ACCELERATE_PRECISION:
+        raise ValueError(f"Accelerate does not train in {precision}: plan with bf16")
     plugin, notes = _fsdp_plugin(chosen, settings) if is_fsdp else _plugin(chosen, settings)
     record = {
         "compute_environment": "LOCAL_MACHINE",
         **plugin,
-        "mixed_precision": _ACCELERATE_PRECISION.get(precision, precision),
+        "mixed_precision": _ACCELERATE_PRECISION[precision],
         "num_machines": len(hosts),
         "num_processes": len(places),
         "machine_rank": 0,

@@ -23,6 +23,7 @@ from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.own_program.megatron_flags import (
+    HEAD_RANKS,
     MEGATRON_DEEPSPEED,
     strategy_flags,
 )
@@ -239,7 +240,7 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
     """Yield keys and values for the flags of the strategy; the recipe already has the model."""
     words = strategy_flags(chosen.experiment, chosen.strategy)
     strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
-    for several in {_MODULES, _SCOPE} & strategy_words.keys():
+    for several in _LISTS & strategy_words.keys():
         first = words.index(f"--{several}") + 1
         names = takewhile(lambda word: not word.startswith("--"), words[first:])
         strategy_words[several] = f"[{','.join(names)}]"
@@ -310,8 +311,12 @@ _STRATEGY: Final = {
 }
 """Flags that are counts of a STRATEGY; a missing flag means 1."""
 
-_MODULES: Final = "recompute-modules"
-_SCOPE: Final = "cuda-graph-scope"
+_NARROW: Final = {"fp8-format": "fp8", "fp4-format": "nvfp4"}
+"""Precisions by the flag that stands beside ``--bf16``."""
+
+_LISTS: Final = frozenset({"recompute-modules", "cuda-graph-scope", HEAD_RANKS})
+"""Flags with several values, which are lists in Megatron-Bridge."""
+
 _FP8_RECIPES: Final = {
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
     "tensorwise": "bf16_with_fp8_current_scaling_mixed",
@@ -351,8 +356,9 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     if "global-batch-size" in flags:
         record["global_batch_size"] = _count(flags, "global-batch-size")
     precisions = [name for name in ("bf16", "fp16") if name in flags]
-    if "fp8-format" in flags or precisions:
-        record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
+    precisions = [name for flag, name in _NARROW.items() if flag in flags] or precisions
+    if precisions:
+        record["precision"] = precisions[0]
     record |= _formats(flags)
     is_off = flags.get(_OFFLOAD, "0") == "0"
     record["offloaded_blocks"] = 0 if is_off else _count(flags, _OFFLOAD)

@@ -77,9 +77,13 @@ _LAUNCHERS: Final = frozenset(
     {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 )
 _OVERRIDE: Final = re.compile(r"\+{0,2}((?:\w+\.)+\w+|mixed_precision)=(.*)", re.DOTALL)
-_PRECISIONS: Final = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+_PRECISIONS: Final = {
+    "bf16_mixed": "bf16",
+    "fp16_mixed": "fp16",
+    "bf16_with_nvfp4_mixed": "fp4-format",
+}
 _OFF: Final = frozenset({"false", "null", "none"})
-_SEVERAL: Final = frozenset({"recompute-modules"})
+_SEVERAL: Final = frozenset({"recompute-modules", "hierarchical-context-parallel-sizes"})
 _SWIFT: Final = re.compile(r"\bmegatron (?:pt|sft|rlhf)\b")
 _DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 

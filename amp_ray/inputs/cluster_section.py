@@ -75,6 +75,8 @@ class DeviceSection(Section):
     """Dense peak rate; the rate of `precision` is needed."""
     fp8_tflops: Rate | None = None
     """Dense peak rate; the rate of `precision` is needed."""
+    nvfp4_tflops: Rate | None = None
+    """Dense peak rate; the rate of `precision` is needed."""
 
 
 class RackSection(Section):
@@ -438,11 +440,13 @@ def _described_device(section: DeviceSection) -> Device:
             ("fp16", section.fp16_tflops),
             ("bf16", section.bf16_tflops),
             ("fp8", section.fp8_tflops),
+            ("nvfp4", section.nvfp4_tflops),
         )
     }
     if all(rate is None for rate in rates.values()):
         raise ValueError(
-            f"device {section.name!r} needs fp32_tflops, fp16_tflops, bf16_tflops or fp8_tflops"
+            f"device {section.name!r} needs fp32_tflops, fp16_tflops, bf16_tflops, fp8_tflops or "
+            "nvfp4_tflops"
         )
     return Device(
         name=section.name,
@@ -453,6 +457,7 @@ def _described_device(section: DeviceSection) -> Device:
         fp16_flops=rates["fp16"],
         bf16_flops=rates["bf16"],
         fp8_flops=rates["fp8"],
+        nvfp4_flops=rates["nvfp4"],
         context_bytes=None if section.context_gib is None else gib_to_bytes(section.context_gib),
         source="the experiment file",
     )

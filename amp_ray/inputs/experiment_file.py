@@ -107,8 +107,9 @@ class ExperimentFile(Section):
     ] = "fp16"
     """Precision of weights and activations; every device of the cluster must support it. `fp8`:
     products of linear layers in blocks run in 8-bit floats; all other work, and all that is kept,
-    is bf16, as in Transformer Engine; for runtimes that support it (`megatron-core`, `torch`). As a
-    mapping also [what is kept in which format](#precision)."""
+    is bf16, as in Transformer Engine; for runtimes that support it (`megatron-core`, `torch`).
+    `nvfp4`: the same in 4-bit floats with a scale for every 16, on Blackwell (`megatron-core`). As
+    a mapping also [what is kept in which format](#precision)."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """Optimizer, which decides the state kept and updated per parameter."""
     zero_stage: ZeroStage | None = None

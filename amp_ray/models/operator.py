@@ -117,6 +117,8 @@ class Elementwise:
     # Keys and values of the rank's own tokens, per sample, that all ranks of a sequence get; 0 if
     # no ranks divide it
     context_elements: float = 0.0
+    # Elements per sample of each tensor that all-to-alls divide by heads instead of tokens
+    head_exchanges: tuple[float, ...] = ()
     # Temporary elements per sample while it runs, without saved elements
     buffer_elements: float = 0.0
     # Whether it belongs to the layer itself; a loss that the runtime adds behind the last layer

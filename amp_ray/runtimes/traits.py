@@ -22,6 +22,7 @@ from amp_ray.runtimes.releases import (
     DISPATCHERS,
     FP8_RECIPES,
     RELEASES,
+    ContextExchange,
     CudaGraphs,
     Dispatcher,
     DispatcherName,
@@ -33,10 +34,9 @@ from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS, Zero
-from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
+from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, NARROW, Precision
 
 PartitionRule = Literal["exact", "even-blocks", "weighed-blocks"]
-ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 GradientFormat = Literal["fp32", "bf16"]
 MomentFormat = Literal["fp32", "bf16", "fp8", "int8"]
@@ -174,6 +174,7 @@ class RuntimeTraits:
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
+    nvfp4: bool = False  # whether they can run in NVFP4, the rest in bf16 (Transformer Engine 2.8)
     # How 8-bit operands are scaled (`FP8_RECIPES`); ``auto``: by blocks where all boards can, else
     # by tensor
     fp8_recipe: Fp8RecipeName = "delayed"
@@ -185,8 +186,9 @@ class RuntimeTraits:
     formats: Formats = USUAL  # those of the experiment's ``precision``
     # Single-precision copies of bf16 weights if moments are narrower; None if they stay as they are
     remainder_bytes_per_parameter: float | None = None
-    # How keys and values reach all ranks of a sequence: from neighbour to neighbour during
-    # attention (``ring``), or all before attention (``all-gather``)
+    # How ranks that divide a sequence attend to all of it: keys and values go from neighbour to
+    # neighbour during attention (``ring``) or to all before it (``all-gather``), or ranks divide
+    # its heads instead of tokens (``all-to-all``), those of a node before a ring (``both``)
     context_parallel: ContextExchange = "none"
     # Whether the gradients of a step's micro-batches are added up in single precision when training
     # in fp16
@@ -487,10 +489,10 @@ class RuntimeTraits:
 
     def why_no_precision(self, precision: Precision) -> str | None:
         """Say that the runtime cannot train in a precision; None if it can."""
-        if precision != "fp8" or self.fp8:
+        if precision not in NARROW or getattr(self, precision):
             return None
-        able = ", ".join(name for name, traits in RUNTIMES.items() if traits.fp8)
-        return f"runtime {self.name!r} does not train in fp8; runtimes that do: {able}"
+        able = ", ".join(name for name, traits in RUNTIMES.items() if getattr(traits, precision))
+        return f"runtime {self.name!r} does not train in {precision}; runtimes that do: {able}"
 
     def why_no_formats(self, formats: Formats) -> str | None:
         """Say why the runtime cannot keep what a training keeps; None if it can."""
@@ -506,8 +508,10 @@ class RuntimeTraits:
                     f"runtime {self.name!r} cannot keep {key} in {name}; runtimes that can: "
                     f"{', '.join(able) or 'none'}"
                 )
-        if kept and formats.compute not in {"bf16", "fp8"}:
-            return f"{', '.join(kept)} with compute {formats.compute}: set compute bf16 or fp8"
+        fitting = ("bf16", *(name for name in NARROW if getattr(self, name)))
+        if kept and formats.compute not in fitting:
+            names = " or ".join(fitting)
+            return f"{', '.join(kept)} with compute {formats.compute}: set compute {names}"
         if "primary" in kept and formats.compute != "fp8":
             return f"primary weights in fp8 with compute {formats.compute}: set compute fp8"
         return None
@@ -708,7 +712,7 @@ class RuntimeTraits:
         wide = {
             "fp16": self.accumulates_fp16_in_fp32,
             "bf16": self.accumulates_bf16_in_fp32,
-            "fp8": self.accumulates_bf16_in_fp32,
+            **dict.fromkeys(NARROW, self.accumulates_bf16_in_fp32),
             "fp32": True,
         }
         return BYTES_PER_FP32 if wide[precision] else BYTES_PER_ELEMENT[precision]

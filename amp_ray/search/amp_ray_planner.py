@@ -261,7 +261,9 @@ class SpacePlanner:
             if (count := getattr(shape, name)) % tp:
                 detail = f"tp {tp}, {name} {count}"
                 return Reason(kind=f"tp does not divide the {heads} heads", detail=detail)
-        return None
+        no_heads = self.experiment.why_no_heads(options)
+        kind = "tp x cp does not divide the key/value heads"
+        return None if no_heads is None else Reason(kind=kind, detail=no_heads)
 
 
 class CandidatePlanner(Protocol):
