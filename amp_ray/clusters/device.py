@@ -33,6 +33,7 @@ class _Catalogue(Table):
     rack_devices: dict[str, int]
     attention: dict[str, tuple[_Figure, _Figure]]
     no_flash_attention: Words
+    before_turing: Words
     ampere_instructions: Words
     half_the_units: Words
     measured: Words
@@ -50,13 +51,14 @@ FLASH_ATTENTION_2_ON_HOPPER: Final = 0.35
 al., FlashAttention-3, arXiv:2407.08608, abstract). Newer boards run them as fast on each of their
 multiprocessors."""
 
-_UNALIGNED: Final = {1: 122e12 / 132, 2: 251e12 / 132}
-"""Rate of a multiprocessor in products whose operands' rows begin at multiples of so many elements
-in half precision, below 8. cuBLAS 13 has kernels for them with the instructions of Turing
+_UNALIGNED: Final = {1: 122e12 / 33.45e12, 2: 251e12 / 33.45e12}
+"""Operations for each instruction that an H200 issues (`Device.instructions_per_s`) in products
+whose operands' rows begin at multiples of so many elements in half precision, below 8. cuBLAS 13
+has kernels for them with the instructions of Turing
 (``cutlass_75_tensorop_bf16_s1688gemm_bf16_*_align1``) and of Ampere (``cutlass_80_*_align2``, also
 for multiples of 4): on an H200 the three products of GPT-2's head took 64.5 ms with 50,257 columns
-and 31.5 ms with 50,258 or 50,260 (experiments/results/one-gpu-h200.json), 12 with 50,304
-by their rate."""
+and 31.5 ms with 50,258 or 50,260 (experiments/results/one-gpu-h200.json), 12 with 50,304 by their
+rate. They copy operands by instructions for a few elements each, which set their pace."""
 
 
 def is_cpu(name: str) -> bool:
@@ -154,12 +156,13 @@ class Device:
             alignment: Elements of which the starts of rows are multiples: 1 or 2.
 
         Returns:
-            Floating-point operations per second; 0 if unknown, as on boards without cuBLAS.
+            Floating-point operations per second; 0 if unknown, as on boards without cuBLAS or
+            without the instructions of its kernels.
         """
-        has_cublas = (
-            self.name in CATALOGUE and self.name not in _TABLE.amd and not is_cpu(self.name)
-        )
-        return _UNALIGNED[alignment] * self.num_multiprocessors if has_cublas else 0.0
+        lacks = self.name in _TABLE.amd or self.name in _TABLE.before_turing or is_cpu(self.name)
+        if lacks or self.name not in CATALOGUE or self.instructions_per_s is None:
+            return 0.0
+        return _UNALIGNED[alignment] * self.instructions_per_s
 
     @property
     def instructions_per_s(self) -> float | None:

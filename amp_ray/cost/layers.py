@@ -516,6 +516,7 @@ class LayerCosts:
             collective_host_s=ring.host_s,
             expert_streams=self.traits.expert_streams,
             reads_for_scales=self.traits.reads_for_scales,
+            has_unaligned_kernels=self.traits.has_unaligned_kernels,
         )
         scale = self.constants.program_scale
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
