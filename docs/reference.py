@@ -240,11 +240,12 @@ def _devices() -> str:
             f"{device.memory_bytes_per_s / GIGA:,.0f}",
             *(rate(flops) for flops in (device.fp32_flops, device.fp16_flops, device.bf16_flops)),
             rate(device.fp8_flops),
+            "-" if device.board_power_w is None else f"{device.board_power_w:,.0f}",
             device.source,
         ]
         for device in CATALOGUE.values()
     )
-    return _table("device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | source", rows)
+    return _table("device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | W | source", rows)
 
 
 def _presets() -> str:

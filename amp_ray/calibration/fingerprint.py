@@ -108,9 +108,11 @@ def _node(node: Node) -> dict[str, Any]:
     device = asdict(node.device)
     del device["source"]
     del device["nominal_bytes"]
+    del device["board_power_w"]  # older calibrations lack it, too
     del device["host_bytes_per_s"]  # older calibrations lack it; it follows from the board's name
-    if node.device.context_bytes is None:
-        del device["context_bytes"]
+    for key in ("context_bytes", "power_limit_w"):
+        if device[key] is None:
+            del device[key]
     return {
         "slots": node.num_slots,
         "device": device,

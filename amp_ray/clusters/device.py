@@ -25,6 +25,7 @@ class _Catalogue(Table):
     boards: dict[
         str, tuple[_Figure, _Figure, int, _Figure, _Figure | None, _Figure | None, float, str]
     ]
+    power: dict[str, _Figure]
     amd: Words
     fp8: Words
     links: dict[float, Words]
@@ -59,6 +60,18 @@ has kernels for them with the instructions of Turing
 for multiples of 4): on an H200 the three products of GPT-2's head took 64.5 ms with 50,257 columns
 and 31.5 ms with 50,258 or 50,260 (experiments/results/one-gpu-h200.json), 12 with 50,304 by their
 rate. They copy operands by instructions for a few elements each, which set their pace."""
+
+
+STATIC_POWER: Final = 0.19
+"""Share of a board's power that no clock changes (leakage, memory, links), and so the least limit:
+the least that an H200 and a GB200 drew in any measured product, 131 of 700 and 223 of 1,200 W
+(ai-dynamo/aiconfigurator's tables, ``power_w``)."""
+
+_POWER_EXPONENT: Final = 1 / 3
+"""Clock by the power above that: switching takes ``f V^2``, and near the top voltage rises with the
+clock. The same tables agree: in products of 3 ms and more at the limit, a multiprocessor of a GB200
+(1,200 W) was 1.05 times as fast as that of a B200 (1,000 W) in half precision (median of 132), and
+1.12 times in 4 bits (55); this law says 1.08."""
 
 
 def is_cpu(name: str) -> bool:
@@ -100,6 +113,8 @@ class Device:
     # Nominal memory of the board; None if unknown. Only published planners that are based on it
     # use it.
     nominal_bytes: int | None = None
+    board_power_w: float | None = None  # the most that it draws; None if unknown
+    power_limit_w: float | None = None  # a lower limit that is set on it; None if none is
     source: str
 
     def __post_init__(self) -> None:
@@ -109,6 +124,36 @@ class Device:
         }
         if wrong:
             raise ValueError(f"device {self.name!r}: every figure must be positive, found {wrong}")
+
+        if self.power_limit_w is not None:
+            self._check_limit(self.power_limit_w)
+
+    def _check_limit(self, limit_w: float) -> None:
+        """Refuse a limit above the board's power, or below what it draws at any clock."""
+        if self.board_power_w is None:
+            raise ValueError(
+                f"the catalogue has no power of device {self.name!r}; without power_w it runs at "
+                "its usual clock"
+            )
+        least_w = STATIC_POWER * self.board_power_w
+        if not least_w < limit_w <= self.board_power_w:
+            raise ValueError(
+                f"found {limit_w:g} W; device {self.name!r} takes more than {least_w:.0f} W and at "
+                f"most {self.board_power_w:g}"
+            )
+
+    @property
+    def clock_fraction(self) -> float:
+        """Clock under its power limit over that at its data sheet's power, in long products."""
+        if self.power_limit_w is None or self.board_power_w is None:
+            return 1.0
+        share = self.power_limit_w / self.board_power_w
+        return float(((share - STATIC_POWER) / (1 - STATIC_POWER)) ** _POWER_EXPONENT)
+
+    @property
+    def sustained_fraction(self) -> float:
+        """Share of the peak that products sustain within full tiles at that clock."""
+        return self.gemm_fraction * self.clock_fraction
 
     def peak_flops(self, precision: Precision) -> float:
         """Return the dense peak rate; raise ``ValueError`` for an unsupported precision."""
@@ -145,8 +190,9 @@ class Device:
         if rates is None:
             return None
         if native or self.name in _TABLE.ampere_instructions:
-            return TERA * rates[head_size > _SMALL_HEAD]
+            return self.clock_fraction * TERA * rates[head_size > _SMALL_HEAD]
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
+        share *= self.clock_fraction
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
 
     def unaligned_flops(self, alignment: int) -> float:
@@ -174,7 +220,8 @@ class Device:
         """
         if self.fp32_flops is None:
             return None
-        return self.fp32_flops / (1 if self.name in _TABLE.half_the_units else 2)
+        units = 1 if self.name in _TABLE.half_the_units else 2
+        return self.clock_fraction * self.fp32_flops / units
 
     @property
     def is_measured(self) -> bool:
@@ -249,6 +296,7 @@ def _device(name: str) -> Device:
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         link_fraction=_REACHED if _LINK_OF.get(name) in _TABLE.switched_links else 0.5,
         host_bytes_per_s=_HOST_LINK_OF.get(name, _PCIE_4_BYTES_PER_S),
+        board_power_w=_TABLE.power.get(name),
         source=source if name == CPU else f"{'AMD' if name in _TABLE.amd else 'NVIDIA'} {source}",
     )
 

@@ -431,7 +431,7 @@ def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
 def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
     """Return the rate of matrix products in full tiles, in floating-point operations per second."""
     device = rank.device
-    return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
+    return device.peak_flops(precision) * device.sustained_fraction * constants.gemm_scale
 
 
 def unaligned_rate(rank: Rank, constants: Constants) -> float:
@@ -445,7 +445,7 @@ def unaligned_rate(rank: Rank, constants: Constants) -> float:
     device = rank.device
     if device.fp32_flops is None or rank.precision == "fp32":
         return inf
-    halves = HALVES * device.fp32_flops * device.gemm_fraction
+    halves = HALVES * device.fp32_flops * device.sustained_fraction
     return (rank.unaligned_flops(rank.alignment) or halves) * constants.gemm_scale
 
 
