@@ -264,11 +264,14 @@ def _devices() -> str:
             *(rate(flops) for flops in (device.fp32_flops, device.fp16_flops, device.bf16_flops)),
             rate(device.fp8_flops),
             rate(device.nvfp4_flops),
+            "-" if device.board_power_w is None else f"{device.board_power_w:,.0f}",
             device.source,
         ]
         for device in CATALOGUE.values()
     )
-    return _table("device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | nvfp4 | source", rows)
+    return _table(
+        "device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | nvfp4 | W | source", rows
+    )
 
 
 def _presets() -> str:

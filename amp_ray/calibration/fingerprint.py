@@ -58,7 +58,7 @@ _LATER_TRAITS: Final = (
     *("frees_gradients", "rounds_gathered", "offloads_activations", "offloaded_blocks"),
     *("weighs_activations", "exchange_multiprocessors", "needs_flash_attention"),
     *("reduces_sharded_at_once", "gather_slice_s", "wraps_optimizer", "host_s_per_iteration"),
-    *("divides_biased_experts", "nvfp4"),
+    *("divides_biased_experts", "nvfp4", "has_unaligned_kernels"),
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""
@@ -109,10 +109,12 @@ def _node(node: Node) -> dict[str, Any]:
     device = asdict(node.device)
     del device["source"]
     del device["nominal_bytes"]
-    for name in ("host_bytes_per_s", "nvfp4_flops", "nvfp4_fraction"):
+    later = ("host_bytes_per_s", "nvfp4_flops", "nvfp4_fraction", "board_power_w")
+    for name in later:
         del device[name]  # older calibrations lack it; it follows from the board's name
-    if node.device.context_bytes is None:
-        del device["context_bytes"]
+    for key in ("context_bytes", "power_limit_w"):
+        if device[key] is None:
+            del device[key]
     return {
         "slots": node.num_slots,
         "device": device,

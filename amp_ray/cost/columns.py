@@ -259,7 +259,10 @@ def head_remarks(experiment: Experiment, tp: int) -> Iterator[str]:
     wide = replace(heads[0], columns=-(-vocab_size // tiles) * tiles)
     slowdowns = {}
     for device in experiment.cluster.device_types:
-        rank = Rank(device=device, tp=num_ranks, micro_batch_size=1, precision=experiment.precision)
+        rank = replace(
+            Rank(device=device, tp=num_ranks, micro_batch_size=1, precision=experiment.precision),
+            has_unaligned_kernels=experiment.traits.has_unaligned_kernels,
+        )
         one, other = (gemm_phases(gemm, rank, experiment.constants) for gemm in (heads[0], wide))
         slowdowns[device.name] = round(
             (one.forward_s + one.backward_s) / (other.forward_s + other.backward_s), 1

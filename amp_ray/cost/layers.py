@@ -63,6 +63,8 @@ class LayerAnchors:
     alone_tp: int = 1  # the tp of ``alone``
     # Host seconds of the cheapest kernel launch of all layers; 0 if none was measured
     launch_s: float = 0.0
+    # Share of the runs in a measured time that began on an idle device
+    idle_share: float = 0.0
     extrapolated: bool = False  # whether the rank's micro-batch size is outside the measured ones
 
 
@@ -96,6 +98,7 @@ def layer_anchors(
                 at_tp=_pooled(at_tp, warm, runs, scale),
                 alone=_pooled(alone if talks else at_tp, warm, runs, scale),
                 alone_tp=alone_tp if talks else rank.tp,
+                idle_share=profile.starts_idle / runs,
                 extrapolated=extrapolated,
             )
         )
@@ -354,6 +357,7 @@ class LayerWork:
             return 1.0
         device, host = self._device_and_host(rank)
         computed_s = self._bounded(at_size, device=device, host=host).forward_s
+        computed_s *= self._from_idle(at_size)
         ratio = (self.anchors.at_tp[size].forward_s - computed_s) / counted_s
         return min(max(ratio, 1 / COLLECTIVE_RATIO_LIMIT), COLLECTIVE_RATIO_LIMIT)
 
@@ -466,8 +470,27 @@ class LayerWork:
         at_size = self._measured_rank(rank, size)
         device_s = device_phases(self.layer.measurable, at_size, self.constants).forward_s
         if device_s > self.host_s:
-            return measured_s / device_s, 1.0
+            return measured_s / device_s / self._from_idle(at_size), 1.0
         return 1.0, measured_s / self.host_s
+
+    def _from_idle(self, rank: Rank) -> float:
+        """Return the time of measured forward passes over that of a device that never waits.
+
+        A kernel starts when the host has launched it. So a pass that begins on an idle device takes
+        as long as the host up to some kernel, and the device from there on, whichever is longest.
+        """
+        device_s = device_phases(self.layer.measurable, rank, self.constants).forward_s
+        if not self.anchors.idle_share or device_s <= self.host_s:
+            return 1.0
+        launch_s = self.traits.launches_per_kernel * self.launch_s
+        launched_s = finished_s = 0.0
+        for op in self.layer.measurable:
+            kernels = max(1, count_kernels([op]))
+            kernel_s = device_phases([op], rank, self.constants).forward_s / kernels
+            for _ in range(kernels):
+                launched_s += launch_s
+                finished_s = max(finished_s, launched_s) + kernel_s
+        return 1.0 + self.anchors.idle_share * (finished_s / device_s - 1.0)
 
     def _measured_rank(self, rank: Rank, size: int) -> Rank:
         return replace(
@@ -480,7 +503,7 @@ class LayerWork:
         for size, measured in self.anchors.alone.items():
             at_size = self._measured_rank(rank, size)
             counted = self._bounded(at_size, device=device, host=host)
-            forward[size] = measured.forward_s / counted.forward_s
+            forward[size] = measured.forward_s / counted.forward_s / self._from_idle(at_size)
             if measured.backward_s is not None:
                 backward[size] = measured.backward_s / counted.backward_s
         size = rank.micro_batch_size
@@ -519,6 +542,7 @@ class LayerCosts:
             collective_host_s=ring.host_s,
             expert_streams=0 if self.traits.fused_experts else self.traits.expert_streams,
             reads_for_scales=self.traits.reads_for_scales,
+            has_unaligned_kernels=self.traits.has_unaligned_kernels,
         )
         scale = self.constants.program_scale
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)

@@ -79,6 +79,8 @@ class Rank:
     collective_host_s: float = 0.0
     # Elements in half precision of which the starts of operands' rows are multiples: 8, 2 or 1
     alignment: int = ALIGNED
+    # Whether its cuBLAS has kernels of tensor cores for operands that are not aligned
+    has_unaligned_kernels: bool = True
     # Products of different experts that run at once, each a kernel; 0 if one kernel computes all
     expert_streams: int = 0
     # Experts of the rank whose product this is; 0 for other products; see `of_experts`
@@ -114,6 +116,10 @@ class Rank:
         fitting = (size for size in (ALIGNED, PAIRED) if not any(width % size for width in widths))
         alignment = next(fitting, 1)
         return self if alignment == self.alignment else replace(self, alignment=alignment)
+
+    def unaligned_flops(self, alignment: int) -> float:
+        """Return the rate of such kernels; 0 if board or library has none, or it is unknown."""
+        return self.has_unaligned_kernels * self.device.unaligned_flops(alignment)
 
     def of_experts(self, num_experts: int) -> Self:
         """Return this rank for a product of its experts, to which a router sends their rows."""
@@ -211,7 +217,7 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         batch *= rank.micro_batch_size
     if gemm.keeps_precision or not gemm.has_weight:
         rank = rank.beside_narrow
-    if not gemm.has_weight or (rank.narrow is None and rank.device.unaligned_flops(1)):
+    if not gemm.has_weight or (rank.narrow is None and rank.unaligned_flops(1)):
         rank = rank.reading(columns, inner)
     if gemm.is_expert:
         rank = rank.of_experts(round(batch))
@@ -439,16 +445,16 @@ def product_rate(rank: Rank, precision: Precision, constants: Constants) -> floa
 def unaligned_rate(rank: Rank, constants: Constants) -> float:
     """Return the rate of products whose operands' rows begin at no multiples of 16 bytes.
 
-    Where nothing was measured, it is that of the units of single precision, two numbers in half
-    precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data sheet:
-    31.4 and 15.7 TFLOP/s). The rate is in floating-point operations per second, and infinite in
-    single precision.
+    Where board or library has no kernels for them, it is that of the units of single precision, two
+    numbers in half precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100
+    data sheet: 31.4 and 15.7 TFLOP/s). The rate is in floating-point operations per second, and
+    infinite in single precision.
     """
     device = rank.device
     if device.fp32_flops is None or rank.precision == "fp32":
         return inf
-    halves = HALVES * device.fp32_flops * device.gemm_fraction
-    return (device.unaligned_flops(rank.alignment) or halves) * constants.gemm_scale
+    halves = HALVES * device.product_flops("fp32")
+    return (rank.unaligned_flops(rank.alignment) or halves) * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

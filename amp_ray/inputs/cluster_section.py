@@ -47,6 +47,7 @@ AnyLinkRate = Annotated[
     Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
     by_type(list, "by size", "one"),
 ]
+Power = Annotated[Number, AfterValidator(Within(1, 1e4, "W"))]
 Rate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Price = Annotated[Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
@@ -150,6 +151,10 @@ class NodeSection(Section):
     nominal_memory_gib: Memory | None = None
     """Memory that the board is sold with, which `--cost-model metis-2024` uses. Default:
     `memory_gib`."""
+    power_w: Power | None = None
+    """Limit of the power that a device draws, as `nvidia-smi` shows it (`power.limit`). A lower one
+    than the [board's](devices.md#catalogue) lowers the clock of products and attention, not the
+    rate of the memory. Default: the board's."""
     zone: Name | None = None
     """Region or data centre of the node, see `links`."""
     price_per_device_hour: Price | None = None
@@ -221,6 +226,9 @@ def build_cluster(
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
             device = _device(entry)
             device.peak_flops(precision)
+            if entry.power_w not in {None, device.board_power_w}:
+                with document.at("cluster", "nodes", index, "power_w"):
+                    device = replace(device, power_limit_w=entry.power_w)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
                 most = _rack_size(entry, device) if len(section.nodes) == 1 else 1

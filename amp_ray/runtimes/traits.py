@@ -133,6 +133,9 @@ class RuntimeTraits:
     recomputes_expert_activations: bool = False
     # The same for products that make queries, keys and values from latents (`mla_up_proj`)
     recomputes_latent_projections: bool = False
+    # Whether its cuBLAS has kernels of tensor cores for heads and vocabularies that are no multiple
+    # of 8; else products of heads run off them (libraries of 2022, CUDA 10 and 11)
+    has_unaligned_kernels: bool = True
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
