@@ -203,7 +203,7 @@ def _releases() -> str:
     def text(value: object) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    rows = [
+    rows = (
         [
             f"`{runtime}`",
             f"`{name}`",
@@ -213,7 +213,7 @@ def _releases() -> str:
         ]
         for runtime, releases in RELEASES.items()
         for name, release in releases.items()
-    ]
+    )
     return _table("runtime | release | of | traits | source", rows)
 
 
@@ -269,9 +269,8 @@ def _devices() -> str:
         ]
         for device in CATALOGUE.values()
     )
-    return _table(
-        "device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | nvfp4 | W | source", rows
-    )
+    head = "device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | nvfp4 | W | source"
+    return _table(head, rows)
 
 
 def _presets() -> str:
