@@ -114,9 +114,9 @@ def calibrate(
 
 
 def _common(experiment: Experiment, observations: Sequence[Observation]) -> dict[str, float]:
-    """Return the sigma of the common factor of all times that the least known trial has."""
-    first_met = (Evidence.of(experiment, each.strategy).first_met for each in observations)
-    return {"common_sigma": math.hypot(COMMON, max(first_met, default=0.0))}
+    """Return the sigma of the common factor of all times, of the trial that is known least."""
+    evidence = (Evidence.of(experiment, each.strategy) for each in observations)
+    return {"common_sigma": max((each.common_sigma for each in evidence), default=COMMON)}
 
 
 def _fit(

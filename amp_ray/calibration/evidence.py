@@ -64,6 +64,11 @@ class Evidence:
         return math.hypot(self.factor * sigma, self.first_met)
 
     @property
+    def common_sigma(self) -> float:
+        """Sigma of the common factor of all times: wider where tables are, never narrower."""
+        return math.hypot(max(1.0, self.factor) * COMMON, self.first_met)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What to say of an interval that nothing backs."""
         return (f"wide interval: no published time of {self.unbacked}",) if self.unbacked else ()

@@ -90,12 +90,10 @@ def predict(
 
 def with_values(calibration: Calibration) -> Callable[[Constants], Constants]:
     """Return the change that a calibration makes, whatever experiment it was made for."""
-    return lambda constants: replace(
-        constants,
-        **calibration.values(),
-        time_error=calibration.time_error,
-        memory_error=calibration.memory_error,
-    )
+    values = calibration.values()
+    scale = {PROGRAM_SCALE: values.pop(PROGRAM_SCALE, 1.0)}
+    errors = {"time_error": calibration.time_error, "memory_error": calibration.memory_error}
+    return lambda constants: replace(constants, **values, **errors).moved(scale)
 
 
 def fitted(
