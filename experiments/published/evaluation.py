@@ -1,5 +1,6 @@
 """Predictions of whole tables, as shipped, calibrated, or with every constant disturbed."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
@@ -47,6 +48,16 @@ class Predicted:
         ]
         predicted, measured = np.array(pairs, dtype=np.float64).T
         return predicted, measured
+
+    def order(self) -> FloatArray:
+        """Return the keys by which rows that have a time are ranked: seconds, or none at all."""
+        return np.array(
+            [
+                math.inf if estimate.unexplained else estimate.iteration_time_s
+                for observation, estimate in zip(self.observations, self.estimates, strict=True)
+                if observation.measured_s is not None
+            ]
+        )
 
     def peaks(self) -> tuple[FloatArray, FloatArray]:
         """Return predicted and measured largest peaks of the rows that have one."""

@@ -149,7 +149,8 @@ def _sigmas(table: TableErrors, known: Mapping[Setting, float | None]) -> FloatA
     ratios = [known[setting] for setting in table.settings]
     factors_of_rows = np.array([1.0 if ratio is None else ratio for ratio in ratios])
     first_met = np.array([FIRST_MET if ratio is None else 0.0 for ratio in ratios])
-    return np.hypot(factors_of_rows * table.sigmas, first_met)
+    sigmas: FloatArray = np.hypot(factors_of_rows * table.sigmas, first_met)
+    return sigmas
 
 
 def _half_width(sigmas: FloatArray) -> float:
