@@ -132,9 +132,10 @@ def _fit(
     if choice.names is None:
         names, dropped = timed.choose(choice.most_time)
         time = timed.fit(names, thorough=thorough)
-        if thorough and names not in ([], _COMMON) and timed.hurts(time):
-            time = timed.fit(_COMMON, thorough=True)
-            dropped |= {name: _HURTS for name in names if name != PROGRAM_SCALE}
+        for fewer in (_COMMON, []):
+            if thorough and timed.hurts(time):
+                time = timed.fit(fewer, thorough=True)
+                dropped |= {name: _HURTS for name in names if name not in fewer}
         trials = MemoryTrials.of(timed.predictor, observations, time.point, constants)
         chosen, memory, more = trials.choose(choice.most_memory)
         return _Fits(time=time, memory_names=chosen, memory=memory, dropped=dropped | more)

@@ -65,8 +65,11 @@ class Evidence:
 
     @property
     def common_sigma(self) -> float:
-        """Sigma of the common factor of all times: wider where tables are, never narrower."""
-        return math.hypot(max(1.0, self.factor) * COMMON, self.first_met)
+        """Sigma of the common factor that a calibration may find: wider where tables are.
+
+        It is not wider without measurements: a trial that is off by little moves others little.
+        """
+        return max(1.0, self.factor) * COMMON
 
     @property
     def warnings(self) -> tuple[str, ...]:
