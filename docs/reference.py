@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module, resources
 from pathlib import Path
+from statistics import median
 from textwrap import dedent
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -323,6 +324,37 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100.0 * share:.1f} %"
 
 
+_ONE_GPU: Final = {
+    "H200, first run": "one-gpu-h200-first.json",
+    "H200, second run": "one-gpu-h200.json",
+    "H100": "one-gpu-h100.json",
+}
+"""Results of `experiments/one_gpu.py` by their names in the documents."""
+
+_ONE_GPU_PARTS: Final = {
+    "layer": "both passes of a layer's shard",
+    "attention": "attention core",
+    "launch": "host's launches of a layer",
+    "step": "training step",
+    "optimizer": "optimizer step",
+    "memory": "peak memory of tensors",
+}
+
+
+def _one_gpu() -> str:
+    """Return the errors of what was measured on one GPU, from the files of the results."""
+    folder = TOP / "experiments" / "results"
+    files = [json.loads((folder / file).read_text("utf-8")) for file in _ONE_GPU.values()]
+
+    def cell(record: Mapping[str, Any], part: str) -> str:
+        errors = [row["error"] for row in record["rows"] if row["part"] == part]
+        sizes = [abs(error) for error in errors if error is not None]
+        return f"{_percent(median(sizes))} ({len(sizes)}), at most {100.0 * max(sizes):.0f} %"
+
+    rows = ([text, *(cell(each, part) for each in files)] for part, text in _ONE_GPU_PARTS.items())
+    return _table(" | ".join(["part", *_ONE_GPU]), rows)
+
+
 def _commands() -> str:
     """Return the help of every command."""
     context = click.Context(commands, info_name="amp-ray", **commands.context_settings)
@@ -555,6 +587,7 @@ _PARTS: Final[Mapping[str, Callable[..., str]]] = {
     "fields": _fields,
     "keys": _keys,
     "launched": _launched,
+    "one_gpu": _one_gpu,
     "presets": _presets,
     "runtimes": _runtimes,
     "releases": _releases,

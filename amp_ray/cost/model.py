@@ -283,6 +283,7 @@ class CostModel(SampleCosts):
             reasons=verdict.reasons,
             warnings=(EXTRAPOLATED,) if costs.times.extrapolated else (),
             failure_probability=verdict.failure_probability,
+            unexplained=experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes)),
         )
 
     def passes(self, costs: StageCosts, strategy: Strategy) -> tuple[FloatArray, FloatArray]:

@@ -155,6 +155,9 @@ class RuntimeTraits:
     # Host seconds that a tensor-parallel collective takes for each of its ranks, in addition to its
     # launch, in a pipeline over several nodes
     piped_collective_s: float = 0.0
+    # Whether pipelines without ZeRO over several nodes took longer than anything in the program
+    # explains, where a step has several micro-batches
+    unexplained_pipelines: bool = False
     # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
     # emptied its queue
     restart_launches: float = 0.0
@@ -572,6 +575,14 @@ class RuntimeTraits:
         0.16 refuses both).
         """
         return replace(self, offloaded_blocks=num_blocks, recompute=("none",), cuda_graphs="none")
+
+    def is_unexplained(self, strategy: Strategy, num_nodes: int) -> bool:
+        """Return whether a strategy took longer elsewhere than anything in the program explains."""
+        is_piped = strategy.pp > 1 and strategy.num_micro_batches > 1 and num_nodes > 1
+        replicated = not strategy.zero.stage and any(
+            each.options.dp > 1 for each in strategy.stages
+        )
+        return self.unexplained_pipelines and is_piped and replicated
 
     def optimizer(self, name: str) -> "Optimizer":
         """Return an optimizer with the moments and gradients of the formats."""
