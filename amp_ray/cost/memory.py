@@ -28,6 +28,7 @@ from amp_ray.cost.timer import chunks_in_flight, in_flight
 from amp_ray.cost.weights import Weights
 from amp_ray.memo import memoised
 from amp_ray.models.model import Layer, Model
+from amp_ray.models.per_operator import per_operator
 from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import RecomputeKind
@@ -37,6 +38,9 @@ from amp_ray.units import BYTES_PER_FP8
 CHECKPOINT_BUFFERS = 2
 """With full recompute, or where outputs are freed, what is kept includes a stage's input; at
 each end of the stage there is one buffer for a received tensor and one for a sent tensor."""
+
+CHECKPOINTS = ("per-operator", "full")
+"""Kinds of recompute that keep the input of a block."""
 
 PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
 """Parts of a peak; activations, with message buffers, are the rest after all other parts."""
@@ -112,12 +116,17 @@ class LayerMemory:
         """Bytes that one micro-batch in flight keeps.
 
         Without recompute these are all saved tensors. Selective recompute drops the tensors made
-        within the attention core; full recompute keeps only a block's input. Products in 8-bit
+        within the attention core; full recompute keeps only a block's input, recompute by operator
+        also some results. Products in 8-bit
         floats keep their inputs in 8 bits.
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if _runs_again(layer, again):
             kept = width * layer.output_elements / self._divides_tokens  # as its input
+            if again == "per-operator":
+                divides = self.rank.sequence_parallel
+                results = per_operator(layer)
+                kept += results.kept_bytes(self.rank.tp, width, sequence_parallel=divides)
             return size * kept * self._kept_share(layer)
         if layer.kind == "block":
             layer = self._without_recomputed(layer)
@@ -214,7 +223,7 @@ class LayerMemory:
 
 
 def _runs_again(layer: Layer, again: RecomputeKind) -> bool:
-    return again == "full" and layer.kind == "block"
+    return again in CHECKPOINTS and layer.kind == "block"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -473,7 +482,8 @@ class MemoryModel:
         Checkpoints include a stage's input. Without recompute its first norm saves the received
         tensor itself, and the runtime may free what it has sent.
         """
-        return self.traits.frees_outputs or self.candidate.options.recompute.kind == "full"
+        kind = self.candidate.options.recompute.kind
+        return self.traits.frees_outputs or kind in CHECKPOINTS
 
     @cached_property
     def _stages(self) -> FloatArray:
@@ -547,9 +557,11 @@ class MemoryModel:
         """
         if self.rank.precision != "fp8":
             return 0.0
-        copies = self.traits.fp8_bytes_per_parameter
+        zero, copies = options.zero, self.traits.fp8_bytes_per_parameter
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp == 1 and not zero.keeps_weights:
+            return 0.0  # only a gathered layer has copies
         if "primary" in self.traits.formats.kept:
-            copies = copies - BYTES_PER_FP8 if options.zero.stage < MOST_ZERO_STAGE else 0.0
+            copies = copies - BYTES_PER_FP8 if zero.stage < MOST_ZERO_STAGE else 0.0
         return copies * _block_share(self.weights.model)
 
     def _kept_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
@@ -610,13 +622,15 @@ class MemoryModel:
         Two layers are gathered at a time, the running one and the next one, or as many as the
         runtime gathers ahead; or all layers, if weights stay until the backward pass. The gradients
         of one layer are computed while those of another, or of as many as may wait, are reduced.
+        The running layer has copies in fp8.
         """
         zero = self.candidate.options.zero
         if zero.stage < SHARDED_GRADIENTS:
             return 0.0
         held = np.diff(self.weights.prefix)
         largest = float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
-        gradients = largest / 2 * (per.weight + per.gradient)
+        copies = self.traits.fp8_bytes_per_parameter if self.rank.precision == "fp8" else 0.0
+        gradients = largest / 2 * (per.weight + per.gradient + copies)
         if self.candidate.pp > 1:
             return gradients
         waiting = min(self.traits.waiting_elements, float(held.sum()))

@@ -30,7 +30,7 @@ from amp_ray.trials.own_program.megatron_flags import (
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
-    "offloaded_blocks",
+    *("offloaded_blocks", "recompute_modules"),
 )
 _VERSION: Final = "For Megatron-LM with megatron-core 0.16 to 0.19"
 _SCRIPT: Final = "pretrain_gpt.py"

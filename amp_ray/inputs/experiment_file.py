@@ -43,7 +43,13 @@ from amp_ray.inputs.yaml_text import Document, SourceLines
 from amp_ray.models.families import build_model
 from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RUNTIMES, Formats, RuntimeTraits, kernels_of
-from amp_ray.strategies.recompute import Recompute, RecomputeKind
+from amp_ray.strategies.recompute import (
+    NO_RECOMPUTE,
+    SELECTIVE,
+    Recompute,
+    RecomputeKind,
+    RecomputeModule,
+)
 from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, zero_of
 from amp_ray.units import Precision
 
@@ -78,6 +84,15 @@ class ProfileSection(Section):
     `shipped:amp-2022-gpt2`, `shipped:amp-2022-transgan`."""
     model: Text | None = None
     """With `aceso`: the model's name in the files, `gpt_1_3B` for `gpt_1_3B_mbs1_tp1_algo0.csv`."""
+
+
+class RecomputeSection(Section):
+    """``recompute`` as a mapping: parts of a block that the backward pass computes again."""
+
+    modules: Annotated[tuple[Literal["core_attn"] | RecomputeModule, ...], Field(min_length=1)]
+    """Some of `core_attn` (the attention core), `mlp` (the feed-forward part of blocks without
+    experts), `moe_act` (activations of experts), `layernorm`, `mla_up_proj` (products that make
+    queries, keys and values from latents): Megatron-LM's `--recompute-modules`."""
 
 
 class ExperimentFile(Section):
@@ -115,10 +130,21 @@ class ExperimentFile(Section):
     """With ZeRO 3, whether gathered weights are dropped after the forward pass and gathered again
     for the backward pass; a pipeline gathers them once per step and keeps them. Default: true
     without a pipeline."""
-    recompute: RecomputeKind = "auto"
+    recompute: Annotated[
+        Annotated[RecomputeKind, Tag("word")] | Annotated[RecomputeSection, Tag("mapping")],
+        by_type(dict | RecomputeSection, "mapping", "word"),
+    ] = "auto"
     """What every block recomputes in the backward pass: nothing, the attention core (scores,
-    softmax, dropout, context), or the whole block; `auto` lets the search choose for every stage,
-    by time and memory, including the number of its blocks that recompute."""
+    softmax, dropout, context), or the whole block; `per-operator`: all but every other product and
+    attention (torchtitan's selective checkpoint); as a mapping [parts of a block](#recompute).
+    `auto` lets the search choose for every stage, by time and memory, including the number of its
+    blocks that recompute."""
+    loss_chunks: Annotated[
+        Annotated[Literal["auto"], Tag("word")] | Annotated[Count, Tag("number")],
+        by_type(str, "word", "number"),
+    ] = 1
+    """Number of parts in which the last stage computes logits, loss and their gradients, so that
+    logits of one part live at a time; `auto`: as many as make logits no larger than the stream."""
     sequence_parallel: Flag | Literal["auto"] = "auto"
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as in Megatron-LM: this takes less memory, and gathers and scatters
@@ -239,10 +265,28 @@ class _Builder:
         mistakes.check()
         with document.at("traits"):
             traits = replace(traits, **chosen)
+        with document.at("recompute"):
+            traits = traits.with_modules([name for name in self._modules if name != "core_attn"])
+        with document.at("loss_chunks"):
+            traits = traits.with_loss_chunks(checked.loss_chunks)
         if traits.offloaded_blocks:
             traits = traits.with_offloaded(traits.offloaded_blocks)
         document.refuse(traits.why_no_formats(self._formats), "precision")
         return traits.with_formats(self._formats)
+
+    @property
+    def _modules(self) -> tuple[Literal["core_attn"] | RecomputeModule, ...]:
+        """Parts of a block that are recomputed, if the file names them."""
+        chosen = self._checked.recompute
+        return chosen.modules if isinstance(chosen, RecomputeSection) else ()
+
+    @property
+    def _recompute(self) -> Recompute:
+        """The kind of recompute; the attention core alone is a kind, other parts are traits."""
+        chosen = self._checked.recompute
+        if isinstance(chosen, RecomputeSection):
+            return SELECTIVE if "core_attn" in chosen.modules else NO_RECOMPUTE
+        return Recompute(kind=chosen)
 
     @cached_property
     def _formats(self) -> Formats:
@@ -452,7 +496,7 @@ class _Builder:
             zero_stage=self.zero_stage,
             shard_ranks=checked.shard_ranks or 0,
             reshard_after_forward=checked.reshard_after_forward,
-            recompute=Recompute(kind=checked.recompute),
+            recompute=self._recompute,
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
             limits=checked.search,

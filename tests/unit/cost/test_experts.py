@@ -146,7 +146,7 @@ def test_clamps_and_scaled_rotation_are_kernels_of_their_own() -> None:
 
 def test_parts_of_a_block_are_recomputed_in_every_backward_pass() -> None:
     """Two norms and an activation again, unless the whole block is."""
-    traits = replace(EXPERIMENT.traits, recomputes_norms=True, recomputes_expert_activations=True)
+    traits = replace(EXPERIMENT.traits, recompute_modules=("layernorm", "moe_act"))
     options, ring = StageOptions(tp=1, dp=8), NO_RING
     names = ("norm-1", "norm-2", "experts-activation")
     kinds: tuple[RecomputeKind, ...] = ("none", "full")
@@ -174,11 +174,9 @@ def test_what_is_recomputed_anyway_is_not_kept() -> None:
         LayerMemory(
             model=given.model,
             rank=rank,
-            traits=replace(
-                given.traits, recomputes_norms=norms, recomputes_expert_activations=acts
-            ),
+            traits=replace(given.traits, recompute_modules=modules),
         ).kept_bytes(layer, "none")
-        for norms, acts in ((False, False), (False, True), (True, False))
+        for modules in ((), ("moe_act",), ("layernorm",))
     ]
     tokens = 2 * 256
     assert kept[0] - kept[1] == 2 * tokens * 2 * 3 * 768
