@@ -57,7 +57,7 @@ _LATER_TRAITS: Final = (
     *("frees_gradients", "rounds_gathered", "offloads_activations", "offloaded_blocks"),
     *("weighs_activations", "exchange_multiprocessors", "needs_flash_attention"),
     *("reduces_sharded_at_once", "gather_slice_s", "wraps_optimizer", "host_s_per_iteration"),
-    "divides_biased_experts",
+    *("divides_biased_experts", "chunks_loss", "loss_chunks", "rotates_complex", "separate_norms"),
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""

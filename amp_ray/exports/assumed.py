@@ -32,7 +32,7 @@ def assumptions(chosen: Chosen, program: str, words: Collection[str]) -> tuple[s
         words: Flags and keys that the export has; others are off.
     """
     traits, table = chosen.experiment.traits, Assumed.shipped()
-    if traits.name != table.runtimes[program]:
+    if not traits.name.startswith(table.runtimes[program]):
         return (f"the prediction is of runtime {traits.name}, which is another program",)
     names = {word.partition("=")[0] for word in words}
     lines = [

@@ -251,7 +251,8 @@ def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
     recompute = settings["recompute"]
     if settings["tp"] * settings["pp"] > 1:
         check_even(chosen, "Accelerate's Megatron-LM plugin")
-        if recompute.kind not in {"none", "selective"} or recompute.layers or settings["zero_stage"] > 1:
+        is_told = recompute.kind in {"none", "selective"} and not recompute.layers
+        if not is_told or settings["zero_stage"] > 1:
             raise ValueError(
                 "Accelerate's Megatron-LM plugin cannot be told recompute "
                 f"{recompute} with zero_stage {settings['zero_stage']}: selective and 1 at most"

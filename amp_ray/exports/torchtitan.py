@@ -148,7 +148,7 @@ def _check_settings(chosen: Chosen, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"torchtitan trains in bf16 or fp32, not {settings['precision']}")
     recompute = settings["recompute"]
     if recompute.layers is not None or recompute.kind == "selective":
-        message = f"torchtitan recomputes by operator or all of every block, not {recompute}"
+        message = f"torchtitan recomputes by operator or wholly, in all blocks alike: {recompute}"
         raise ValueError(message)
 
 
@@ -172,7 +172,7 @@ def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
         model["moe_comm_backend"] = "deepep" if traits.sends_tokens_once else "standard"
     if shape.mtp_layers:
         model["num_mtp_layers"] = shape.mtp_layers
-    is_fused = traits.fused_pointwise and traits.name == _RUNTIME
+    is_fused = traits.fused_pointwise and traits.name.startswith(_RUNTIME)
     compiled = {"enable": is_fused or traits.overlaps_gathers}
     compiled["enable_async_tensor_parallel"] = traits.overlaps_gathers
     code = _BODY.format(

@@ -89,7 +89,10 @@ class ProfileSection(Section):
 class RecomputeSection(Section):
     """``recompute`` as a mapping: parts of a block that the backward pass computes again."""
 
-    modules: Annotated[tuple[Literal["core_attn"] | RecomputeModule, ...], Field(min_length=1)]
+    modules: Annotated[
+        tuple[Literal["core_attn", "mlp", "moe_act", "layernorm", "mla_up_proj"], ...],
+        Field(min_length=1),
+    ]
     """Some of `core_attn` (the attention core), `mlp` (the feed-forward part of blocks without
     experts), `moe_act` (activations of experts), `layernorm`, `mla_up_proj` (products that make
     queries, keys and values from latents): Megatron-LM's `--recompute-modules`."""
@@ -266,7 +269,7 @@ class _Builder:
         with document.at("traits"):
             traits = replace(traits, **chosen)
         with document.at("recompute"):
-            traits = traits.with_modules([name for name in self._modules if name != "core_attn"])
+            traits = traits.with_modules(self._modules)
         with document.at("loss_chunks"):
             traits = traits.with_loss_chunks(checked.loss_chunks)
         if traits.offloaded_blocks:
@@ -275,10 +278,11 @@ class _Builder:
         return traits.with_formats(self._formats)
 
     @property
-    def _modules(self) -> tuple[Literal["core_attn"] | RecomputeModule, ...]:
-        """Parts of a block that are recomputed, if the file names them."""
+    def _modules(self) -> tuple[RecomputeModule, ...]:
+        """Parts of a block beside the attention core that the file names."""
         chosen = self._checked.recompute
-        return chosen.modules if isinstance(chosen, RecomputeSection) else ()
+        named = chosen.modules if isinstance(chosen, RecomputeSection) else ()
+        return tuple([name for name in named if name != "core_attn"])
 
     @property
     def _recompute(self) -> Recompute:

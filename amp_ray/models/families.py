@@ -571,7 +571,7 @@ def few_chunks(width: Width, vocab_size: int) -> int:
     (Hsu et al., Liger Kernel, arXiv:2410.10989, section 3.2: chunks of ``tokens x hidden /
     vocabulary`` tokens, rounded up to a power of two).
     """
-    return 2 ** ceil(log2(max(1, vocab_size / width.hidden)))
+    return 1 << ceil(log2(max(1, vocab_size / width.hidden)))
 
 
 def to_single_precision(width: Width, vocab_size: int) -> Elementwise:

@@ -40,7 +40,7 @@ class PerOperator:
 def per_operator(block: Layer) -> PerOperator:
     """Return what a block keeps and runs again if it recomputes by operator."""
     kept = _kept_columns(block)
-    by_shard = {shard: 0.0 for shard in ("columns", "inner", "none")}
+    by_shard = dict.fromkeys(("columns", "inner", "none"), 0.0)
     for gemm, columns in kept.items():
         by_shard[gemm.shard] += gemm.rows * columns
     results = [gemm for gemm in block.gemms if gemm.all_reduce == "forward"]

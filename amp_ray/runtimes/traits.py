@@ -465,7 +465,7 @@ class RuntimeTraits:
         Narrow moments and fp8 weights need optimizer states in shards (Megatron-LM,
         ``--use-distributed-optimizer``).
         """
-        named = {each.name: getattr(formats, each.name) for each in fields(formats)}  # type: ignore[arg-type]
+        named = {each.name: getattr(formats, each.name) for each in fields(formats)}
         formats = replace(self.formats, **{key: value for key, value in named.items() if value})
         if not formats.kept:
             return replace(self, formats=USUAL)
@@ -685,8 +685,8 @@ class ParameterBytes:
 
 RECOMPUTED: Final[Mapping[RecomputeModule, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "mlp": (
-        ("feed-forward-in", "gated-silu", "gated-gelu", "gelu", "relu", "feed-forward-out"),
-        ("gated-silu", "gated-gelu", "gelu", "relu", "feed-forward-out"),
+        ("feed-forward-in", "gated-silu", "gelu", "feed-forward-out"),
+        ("gated-silu", "gelu", "feed-forward-out"),
     ),
     "layernorm": (
         ("norm-1", "norm-2"),
@@ -705,9 +705,9 @@ RECOMPUTED: Final[Mapping[RecomputeModule, tuple[tuple[str, ...], tuple[str, ...
     ),
 }
 """Operators of a block that run again with each module, and operators that keep no input because it
-is made again: norms, activations of experts, products that make queries, keys and values from
-latents, and the feed-forward part of blocks without experts, all by Megatron-LM's names. Attention still keeps the sums of its softmax, and its result as the input of the next
-product."""
+is made again. Modules have Megatron-LM's names: feed-forward parts without experts, norms,
+activations of experts, products that make queries, keys and values from latents. Attention still
+keeps the sums of its softmax, and its result as the input of the next product."""
 
 
 @cache

@@ -164,6 +164,7 @@ TOGGLED: Mapping[str, Any] = {
     "vocabulary_multiple": 64,
     "exchange_multiprocessors": 10,
     "context_parallel": "all-gather",
+    "recompute_modules": ("layernorm",),
 }
 """Values that differ from megatron-core's, of traits that are not switches."""
 
