@@ -460,13 +460,15 @@ class RuntimeTraits:
         return None
 
     def with_formats(self, formats: Formats) -> Self:
-        """Return the traits of a training that keeps these formats, else those of the runtime.
+        """Return the traits of a training that keeps these formats.
 
+        Those that it leaves open are the runtime's if both compute in the same precision.
         Narrow moments and fp8 weights need optimizer states in shards (Megatron-LM,
         ``--use-distributed-optimizer``).
         """
         named = {each.name: getattr(formats, each.name) for each in fields(formats)}
-        formats = replace(self.formats, **{key: value for key, value in named.items() if value})
+        usual = self.formats if formats.compute == self.formats.compute else USUAL
+        formats = replace(usual, **{key: value for key, value in named.items() if value})
         if not formats.kept:
             return replace(self, formats=USUAL)
         sharded = formats.kept.keys() & {"moments", "primary"}

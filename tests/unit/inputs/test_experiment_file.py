@@ -24,7 +24,7 @@ from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.profile import ANALYTIC
 from amp_ray.inputs.section import Section, validate
 from amp_ray.inputs.yaml_text import parse_yaml
-from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.runtimes.traits import RUNTIMES, USUAL
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.zero import AUTO_STAGE
 from support.experiments import LONG, SMALL, MemoryFiles, experiment_from, small_experiment
@@ -56,6 +56,9 @@ ON_T4 = {
     for name in ("megatron-core", "llm-foundry")
 }
 """Runtimes whose one kernel for attention does not run on SMALL's boards."""
+
+IN_FP16 = {"automodel": replace(RUNTIMES["automodel"], formats=USUAL)}
+"""Runtimes that keep other formats when they train in bf16."""
 
 
 @pytest.mark.parametrize(("section", "key"), list(keys()))
@@ -118,7 +121,7 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
             }.items()
         ),
         *(
-            (f"runtime: {name}", "traits", ON_T4.get(name, traits))
+            (f"runtime: {name}", "traits", (ON_T4 | IN_FP16).get(name, traits))
             for name, traits in RUNTIMES.items()
             if not traits.needs_flash_attention
         ),
