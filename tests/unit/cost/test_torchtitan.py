@@ -16,6 +16,8 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import GIB
 from support.experiments import experiment_from
 
+BOTH = "fsdp2", "megatron-core"
+
 TEXT = """
 name: eight billion
 model:
@@ -39,6 +41,12 @@ def estimate(given: Experiment, kind: RecomputeKind = "per-operator", tp: int = 
     options = given.stage_options(tp, dp, recompute=parse_recompute(kind), zero=given.zero(1))
     candidate = Candidate(micro_batch_size=1, options=options, pp=1, num_micro_batches=8 // dp)
     return CostModel(experiment=given).estimate(Strategy.uniform(candidate, (0, 35)))
+
+
+def test_only_what_the_runtime_can_is_worth_a_try() -> None:
+    changes = [{change for _, change in experiment(name).other_settings()} for name in BOTH]
+    assert "recompute=per-operator" in changes[0] - changes[1]
+    assert "recompute=selective" in changes[1] - changes[0]
 
 
 def peak_gib(found: Estimate) -> float:
