@@ -88,17 +88,18 @@ class LayerMemory:
         return replace(per, kept=per.kept - less, weight=per.weight - less)
 
     @memoised
-    def rows(self, weights: Weights, again: RecomputeKind) -> FloatArray:
+    def rows(self, weights: Weights, again: RecomputeKind, later: float = 0.0) -> FloatArray:
         """Return the rows of `peak_with`, shape ``(4, num_layers + 1)``.
 
         Prefix sums of parameters and kept bytes, temporary bytes of each layer, and bytes that
-        cross each boundary.
+        cross each boundary. ``later`` is as in `temporary_bytes`.
         """
         layers, positions = self.model.distinct_layers
-        kept, temporary = (
-            np.array([bytes_of(layer, again) for layer in layers])[list(positions)]
-            for bytes_of in (self.kept_bytes, self.temporary_bytes)
-        )
+        each = [
+            (self.kept_bytes(layer, again), self.temporary_bytes(layer, again, later))
+            for layer in layers
+        ]
+        kept, temporary = np.array(each)[list(positions)].T
         rows = np.zeros((4, self.model.num_layers + 1))
         rows[0] = weights.prefix
         np.cumsum(kept, out=rows[1, 1:])
@@ -147,8 +148,11 @@ class LayerMemory:
             return 1.0
         return max(1.0, blocks - self.traits.offloaded_blocks + 1.0) / blocks
 
-    def temporary_bytes(self, layer: Layer, again: RecomputeKind) -> float:
+    def temporary_bytes(self, layer: Layer, again: RecomputeKind, later: float = 0.0) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
+
+        ``later`` are the bytes of gradients that live beside any layer's working set, but not yet
+        beside logits, whose loss begins the backward pass.
 
         Recomputed tensors live for one micro-batch: all saved tensors of a block, or only those of
         its attention core. Under sequence parallelism products run on whole tensors.
@@ -164,7 +168,8 @@ class LayerMemory:
             whole = max(map(max, filter(None, map(layer.all_reduce_elements, PASSES))), default=0.0)
             working += GATHERED_COPIES * whole * self.rank.bytes_per_element
         working += layer.buffer_elements * self.rank.bytes_per_element / self.rank.tp
-        return self.rank.micro_batch_size * max(logits, working)
+        size = self.rank.micro_batch_size
+        return max(size * logits - later, size * working)
 
     @cached_property
     def unused_gradients_bytes(self) -> tuple[float, float]:
@@ -257,16 +262,19 @@ class MemoryModel:
         constants: Constants,
     ) -> Self:
         """Return the memory of a candidate's stages from that of its layers."""
+        per, zero = layers.per_of(candidate.options.zero.stage), candidate.options.zero
+        alone = zero.stage >= SHARDED_GRADIENTS and candidate.pp == 1
+        later = _largest_layer(weights) * (per.weight + per.gradient) if alone else 0.0
         return cls(
-            layers=layers.rows(weights, candidate.options.recompute.kind),
-            plain=layers.rows(weights, "none"),
+            layers=layers.rows(weights, candidate.options.recompute.kind, later),
+            plain=layers.rows(weights, "none", later),
             block_counts=np.array(layers.model.block_counts),
             weights=weights,
             candidate=candidate,
             rank=layers.rank,
             optimizer=optimizer,
             traits=layers.traits,
-            per=layers.per_of(candidate.options.zero.stage),
+            per=per,
             constants=constants,
             unused_bytes=layers.unused_gradients_bytes,
         ).weighed()
@@ -628,7 +636,7 @@ class MemoryModel:
         if zero.stage < SHARDED_GRADIENTS:
             return 0.0
         held = np.diff(self.weights.prefix)
-        largest = float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
+        largest = 2 * _largest_layer(self.weights)
         copies = self.traits.fp8_bytes_per_parameter if self.rank.precision == "fp8" else 0.0
         gradients = largest / 2 * (per.weight + per.gradient + copies)
         if self.candidate.pp > 1:
@@ -657,6 +665,12 @@ class MemoryModel:
         tied = self.weights.tied
         columns = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
         return np.array(columns, dtype=np.float64)
+
+
+def _largest_layer(weights: Weights) -> float:
+    """Return the most parameters of a layer, as the mean of two neighbours that live at a time."""
+    held = np.diff(weights.prefix)
+    return float((held[1:] + held[:-1]).max()) / 2 if len(held) > 1 else float(held[0]) / 2
 
 
 def _block_share(model: Model) -> float:

@@ -111,8 +111,8 @@ def test_a_column_sets_how_experts_are_shared_out() -> None:
             "recompute,bounds",
             "full:0,0 3 5",
             (
-                "given:2: recompute: found 'full:0'; expected one of none, selective, per-operator, "
-                "full; or full:3"
+                "given:2: recompute: found 'full:0'; expected one of none, selective, "
+                "per-operator, full; or full:3"
             ),
         ),
         ("recompute,bounds", "none:1,0 3 5", ".*recompute 'none' has no layers, found 1"),
