@@ -39,6 +39,7 @@ from amp_ray.cost.roofline import (
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
+from amp_ray.models.per_operator import per_operator
 from amp_ray.runtimes.traits import GRAPH_GAP_S, RuntimeTraits
 from amp_ray.strategies.recompute import RecomputeKind
 
@@ -196,6 +197,11 @@ COLLECTIVE_RATIO_LIMIT = 3.0
 """A measured all-reduce may be this much faster or slower than the link's stated rate says."""
 
 
+TALK_AGAIN: Final = {"full": 1.0, "per-operator": 0.5}
+"""Share of a forward pass's communication that a kind of recompute repeats. By operator,
+reduce-scatters are kept, or recompute stops before the block's last exchange; the gathers, or
+all-reduces and all-to-alls of the first half, run again."""
+
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("forward", "backward")
 
 
@@ -234,22 +240,25 @@ class LayerWork:
         phases = self._bounded(rank, device=device * self.constants.profile_scale, host=host)
         return phases.corrected(forward, backward) + added
 
-    def core_s(self, rank: Rank, forward_s: float) -> float:
-        """Return the attention core's part of the forward pass, in seconds.
+    def again_s(self, rank: Rank, kind: RecomputeKind, forward_s: float) -> float:
+        """Return the seconds of a block's forward pass that a kind of recompute runs again.
 
-        The core has the same share of the layer's time, without communication, as of its counted
+        Operators have the same share of the layer's time, without communication, as of its counted
         work.
         """
-        if not self.layer.core:
+        if kind in {"none", "full"}:
+            return forward_s if kind == "full" else 0.0
+        again = self.layer.core if kind == "selective" else per_operator(self.layer).again
+        if not again:
             return 0.0
-        whole, core = (
+        whole, part = (
             max(
                 device_phases(operators, rank, self.constants).forward_s,
                 count_kernels(operators) * self.traits.launches_per_kernel * self.launch_s,
             )
-            for operators in (self.layer.measurable, self.layer.core)
+            for operators in (self.layer.measurable, again)
         )
-        return core / whole * forward_s
+        return part / whole * forward_s
 
     def modules_s(self, rank: Rank) -> float:
         """Return the seconds of the operators that the runtime recomputes in backward passes."""
@@ -572,20 +581,18 @@ class LayerCosts:
             self._computed[index, rank] = work.compute(rank)
         compute = self._computed[index, rank]
         forward_talk_s, backward_talk_s = self._visible_talk_s(work, compute, rank, paths)
-        runs, again, core_s = 1, 0, 0.0
+        runs, again_s, share = 1, 0.0, 0.0
         if layer.kind == "block":
-            runs, again = self.traits.forward_runs, int(recompute == "full")
-            if recompute == "selective":
-                core_s = work.core_s(rank, compute.forward_s)
-            if recompute != "full":
-                core_s += work.modules_s(rank)
+            runs, share = self.traits.forward_runs, TALK_AGAIN.get(recompute, 0.0)
+            again_s = work.again_s(rank, recompute, compute.forward_s) + share * forward_talk_s
+            again_s += work.modules_s(rank) if recompute in {"none", "selective"} else 0.0
         forward_s = compute.forward_s + forward_talk_s
         backward_s = compute.backward_s + backward_talk_s + self._accumulation_s(layer, rank)
         if layer.kind == "block" and self.traits.offloaded_blocks:
             offload_s = self._offload_s(layer, rank)
             forward_s, backward_s = max(forward_s, offload_s), max(backward_s, offload_s)
-        talk_s = (runs + again) * forward_talk_s + backward_talk_s
-        return runs * forward_s, again * forward_s + core_s + backward_s, talk_s
+        talk_s = (runs + share) * forward_talk_s + backward_talk_s
+        return runs * forward_s, again_s + backward_s, talk_s
 
     def _visible_talk_s(
         self, work: LayerWork, compute: Phases, rank: Rank, paths: tuple[Path, Path]

@@ -596,5 +596,6 @@ class TimeTables:
         """Add the exchanges between ranks of a sequence to the times of a kind of group."""
         forward_s, backward_s = self.exchange_s(kind.context, options.tp, kind.samples, kind.heads)
         alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
-        again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
+        keeps = options.recompute.kind in {"none", "per-operator"}  # results of attention
+        again_s = np.zeros_like(forward_s) if keeps else forward_s
         return table + alone + prefix_sums(np.array([0 * again_s, again_s, again_s]))

@@ -211,7 +211,7 @@ def _fsdp_plugin(
     shards = chosen.strategy.zero.shards(dp)
     if settings["pp"] > 1:
         raise ValueError("Accelerate's FSDP plugin has no pipeline: plan with search.max_pp=1")
-    if recompute.kind == "selective" or recompute.layers:
+    if recompute.kind not in {"none", "full"} or recompute.layers:
         message = f"Accelerate's FSDP plugin recomputes all blocks or none, not {recompute}"
         raise ValueError(message)
     if shards == 1:
@@ -253,7 +253,8 @@ def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
     recompute = settings["recompute"]
     if settings["tp"] * settings["pp"] > 1:
         check_even(chosen, "Accelerate's Megatron-LM plugin")
-        if recompute.kind == "full" or recompute.layers or settings["zero_stage"] > 1:
+        is_told = recompute.kind in {"none", "selective"} and not recompute.layers
+        if not is_told or settings["zero_stage"] > 1:
             raise ValueError(
                 "Accelerate's Megatron-LM plugin cannot be told recompute "
                 f"{recompute} with zero_stage {settings['zero_stage']}: selective and 1 at most"

@@ -34,7 +34,7 @@ FUSES_EXPERTS: Final = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
-    "offloaded_blocks",
+    *("offloaded_blocks", "recompute_modules"),
 )
 _VERSION: Final = "For Megatron-LM with megatron-core 0.16 to 0.19"
 _SCRIPT: Final = "pretrain_gpt.py"

@@ -8,7 +8,7 @@ from amp_ray.errors import shown
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import NotRead, not_read
 from amp_ray.models.model import ModelShape
-from amp_ray.runtimes.traits import OPTIMIZERS
+from amp_ray.runtimes.traits import OPTIMIZERS, RECOMPUTED
 from amp_ray.shipped import Table, Words
 from amp_ray.trials.own_program.megatron_flags import HEAD_RANKS
 
@@ -116,6 +116,10 @@ def notes_of(
         if getattr(traits, trait) != value:
             text = str(value).lower()
             hints.setdefault(f"traits.{trait}={text}", []).append(flag)
+    modules = {*flags.get("recompute-modules", "").split()} & {*RECOMPUTED}
+    if modules - {*traits.recompute_modules}:
+        hint = f"'recompute={{modules: [{', '.join(sorted(modules))}]}}'"
+        hints[hint] = [f"recompute-modules {name}" for name in sorted(modules)]
     for hint, names in hints.items():
         why = f"plan it with --set {hint}"
         notes += not_read(names, file, shown_as=form, why=why)

@@ -462,7 +462,7 @@ class Experiment:
     def other_settings(self) -> Iterator[tuple[str, str]]:
         """Yield settings that may be worth a try: a description, and the change of the file."""
         for kind in KINDS:
-            if kind != self.recompute.kind:
+            if kind != self.recompute.kind and kind in {*self.traits.recompute, AUTO.kind}:
                 yield f"recompute {kind}", f"recompute={kind}"
         if self.zero_stage == 0:
             yield "optimizer sharded over replicas (ZeRO-1)", "zero_stage=1"

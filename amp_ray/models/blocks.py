@@ -41,6 +41,16 @@ ROTATION_ADDRESSED: Final = 4.7
 `addressed_s`): both products, in three dimensions, 132 instructions, the negated half 21, and
 joining the halves, one of them strided, 80."""
 
+COMPLEX_ROTATION: Final = (10, 10, 3)
+"""The same where each pair of elements is a complex number in single precision: casts, a product
+and casts back (torchtitan, `apply_rotary_emb`). Counted by running it under torch's
+TorchDispatchMode, 20 bytes in each pass."""
+
+SEPARATE_NORM: Final = (20, 56, 8)
+"""The same for each element of a norm that PyTorch composes of kernels in single precision, as on
+CUDA before ``aten::_fused_rms_norm``: 40 and 112 bytes in bf16, counted in the same way on torch
+2.13's CPU path of `torch.nn.functional.rms_norm`."""
+
 CLAMPS: Final = (8, 15, 3)
 """The same for each element of the result of a gated activation whose inputs are clamped first:
 ``cat(gate.clamp(max), other.clamp(min, max))`` (Megatron-core 0.16,
@@ -82,6 +92,8 @@ class Kernels:
     dropout: bool = True
     # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
+    # Parts of the tokens that have logits one after the other; 0 for `few_chunks`
+    loss_chunks: int = 1
     # Earlier tokens, from previous slices, to which the tokens attend; not with a window
     context: int = 0
     cp: int = 1  # ranks that divide every sequence; the tokens of a layer are those of one rank
@@ -92,6 +104,8 @@ class Kernels:
     # Whether gated activations and backward passes of norms are one kernel each, and attention
     # reads queries, keys and values where their product wrote them
     fused_pointwise: bool = False
+    rotates_complex: bool = False  # whether rotation is a product of complex numbers
+    separate_norms: bool = False  # whether norms are separate kernels in single precision
     # Whether attention copies queries, keys and values to separate tensors, then keys and values
     # into one tensor for the rotary kernel, and finally its result
     packs_heads: bool = False
@@ -295,9 +309,12 @@ def rotary_attention(width: Width, *, scaled: bool = False) -> tuple[Operator, .
 def rotary(width: Width, rotated: int, *, scaled: bool = False) -> Elementwise:
     """Return the rotary embedding of ``rotated`` elements of queries and keys.
 
-    Kernels that rotate in one pass do not scale; separate ones are `SCALED_ROTATION`.
+    Kernels that rotate in one pass do not scale; separate ones are `SCALED_ROTATION`, or
+    `COMPLEX_ROTATION`, in whose factors the scale is.
     """
     forward, backward, kernels = SCALED_ROTATION if scaled else (2, 2, 1)
+    if width.rotates_complex:
+        forward, backward, kernels, scaled = *COMPLEX_ROTATION, False
     addressed = ROTATION_ADDRESSED * rotated if scaled else 0.0
     return Elementwise(
         name="rotary",
@@ -316,6 +333,7 @@ def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
             name="feed-forward-in",
             rows=width.tokens,
             columns=2 * width.feed_forward,
+            parts=(width.feed_forward, width.feed_forward),
             inner=width.hidden,
             shard="columns",
             saved_elements=width.stream,
@@ -388,10 +406,14 @@ def _t5_feed_forward(width: Width, *, dropout: bool, is_gated: bool) -> tuple[Op
 
 def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
     """Return a layer norm or RMS norm, which reads and writes the stream and saves its input."""
+    forward, backward, kernels = 2, 3 if width.fused_pointwise else 5, 1
+    if width.separate_norms and not bias:
+        forward, backward, kernels = SEPARATE_NORM
     return Elementwise(
         name=name,
-        forward_elements=2 * width.stream,
-        backward_elements=(3 if width.fused_pointwise else 5) * width.stream,
+        forward_elements=forward * width.stream,
+        backward_elements=backward * width.stream,
+        num_kernels=kernels,
         replicated_parameters=width.hidden * (2 if bias else 1),
         saved_elements=width.stream,
     )
@@ -493,6 +515,7 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
             name="qkv",
             rows=width.tokens,
             columns=columns,
+            parts=(width.attention_size, width.key_value_size, width.key_value_size),
             inner=width.hidden,
             shard="columns",
             bias=columns if bias else 0,

@@ -16,7 +16,7 @@ from amp_ray.units import GIGA, MEGA, counted, figure_text
 
 _NOTATION: Final[Mapping[str, str]] = {
     r"recompute (full|selective):(\d+)": r"\g<0>: in \2 of a stage's blocks",
-    r"recompute (none|selective|full)\S*( x\d+)? (none|selective|full)[^,]*": (
+    r"recompute (none|selective|per-op|full)\S*( x\d+)? (none|selective|per-op|full)[^,]*": (
         r"\g<0>: stage by stage"
     ),
     r" x(\d+)": r"x\1: \1 stages in a row",

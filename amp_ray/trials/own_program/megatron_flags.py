@@ -61,13 +61,6 @@ TE_LOSS_FRACTION: Final = 0.2
 """Largest traffic of the loss that is that of Transformer Engine's kernels; megatron-core's own
 fused loss has 28 of 60 bytes, these 10."""
 
-RECOMPUTE_MODULES: Final = {
-    "recomputes_norms": "layernorm",
-    "recomputes_expert_activations": "moe_act",
-    "recomputes_latent_projections": "mla_up_proj",
-}
-"""Names of ``--recompute-modules``, by trait."""
-
 
 def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
     """Return the arguments that make Megatron use a strategy and log every iteration.
@@ -189,9 +182,11 @@ def layout_text(model: Model, bounds: Sequence[int]) -> str:
 
 
 def _recompute_flags(recompute: Recompute, traits: RuntimeTraits) -> list[str]:
-    modules = [name for trait, name in RECOMPUTE_MODULES.items() if getattr(traits, trait)]
+    modules: list[str] = [*traits.recompute_modules]
     if recompute.kind == "selective" and recompute.layers is not None:
         raise ValueError(f"Megatron recomputes selectively in all layers, found {recompute}")
+    if recompute.kind == "per-operator":
+        raise ValueError("Megatron recomputes no single operators, found recompute per-operator")
     if recompute.kind != "full":
         if recompute.kind == "selective":
             modules = ["core_attn", *modules] if modules else []

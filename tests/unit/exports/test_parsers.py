@@ -190,6 +190,7 @@ TOGGLED: Mapping[str, Any] = {
     "dispatcher": "alltoall",
     "fp8_recipe": "delayed",
     "cuda_graphs": "attention",
+    "recompute_modules": ("layernorm",),
 }
 """Values that differ from megatron-core's, of traits that are not switches."""
 

@@ -25,7 +25,7 @@ from amp_ray.exports.shell import words_of
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, PER_OPERATOR, SELECTIVE, Recompute
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
 from support.experiments import small_experiment
@@ -126,6 +126,8 @@ def test_stages_that_differ_and_slices_are_refused(write: Write) -> None:
             "keeps_weights",
         ),
         (titan_config, strategy((0, 9), Recompute(kind="full", layers=2)), "in all blocks alike"),
+        (titan_config, strategy((0, 9), SELECTIVE), "by operator or wholly"),
+        (megatron_script, strategy((0, 9), PER_OPERATOR), "no single operators"),
         (nanotron_config, strategy((0, 9), FULL), "cannot be told recompute full"),
         (accelerate_config, strategy((0, 4, 9), FULL), "cannot be told recompute full"),
         (megatron_script, strategy((0, 9), Recompute(kind="selective", layers=1)), "selectively"),
