@@ -159,8 +159,8 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
     except kind as error:
         mistakes = Mistakes()
         for part in error.parts if isinstance(error, InputError) else (error,):
-            known = part.where if isinstance(part, InputError) else None
-            if isinstance(part, InputError) and known and (known.line or str(known) == str(where)):
+            place = part.where if isinstance(part, InputError) else None
+            if isinstance(part, InputError) and place and (place.line or str(place) == str(where)):
                 mistakes.add(part)
             else:
                 mistakes.add(InputError(str(part), where=where))

@@ -128,11 +128,11 @@ def _factors() -> Mapping[Setting, float]:
 
 def _unbacked(setting: Setting) -> str:
     """Return the first part of a setting that no measurement has, in words."""
-    known = _factors()
+    backed = _factors()
     words = f"runtime {setting.program!r}"
-    if not any(each.program == setting.program for each in known):
+    if not any(each.program == setting.program for each in backed):
         return words
     words += f" on {setting.board}"
-    if not any((each.program, each.board) == (setting.program, setting.board) for each in known):
+    if not any((each.program, each.board) == (setting.program, setting.board) for each in backed):
         return words
     return f"{words}: {setting.kind}"

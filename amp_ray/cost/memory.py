@@ -95,11 +95,11 @@ class LayerMemory:
         cross each boundary. ``later`` is as in `temporary_bytes`.
         """
         layers, positions = self.model.distinct_layers
-        each = [
+        pairs = [
             (self.kept_bytes(layer, again), self.temporary_bytes(layer, again, later))
             for layer in layers
         ]
-        kept, temporary = np.array(each)[list(positions)].T
+        kept, temporary = np.array(pairs)[list(positions)].T
         rows = np.zeros((4, self.model.num_layers + 1))
         rows[0] = weights.prefix
         np.cumsum(kept, out=rows[1, 1:])

@@ -587,8 +587,8 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | float | st
     names = [trait.name for trait in fields(traits)]
     numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple | Formats)]
     if name not in numbers:
-        known = ", ".join((*CHOICES, *numbers))
-        raise ValueError(f"unknown trait {name!r}; those that can be set: {known}")
+        able = ", ".join((*CHOICES, *numbers))
+        raise ValueError(f"unknown trait {name!r}; those that can be set: {able}")
     default = getattr(traits, name)
     is_flag = isinstance(value, bool)
     if isinstance(default, bool):

@@ -318,7 +318,7 @@ class Experts:
     def _activations(self, inner: float) -> Iterator[Elementwise]:
         """Yield the kernels between both products; one of their kernels does it all if fused."""
         for op in self.activations:
-            each = replace(
+            activation = replace(
                 op,
                 name=f"experts-{op.name}",
                 forward_elements=op.forward_elements * inner,
@@ -328,10 +328,10 @@ class Experts:
                 sharded=True,
             )
             if not self.is_fused:
-                yield each
+                yield activation
                 continue
             forward, backward = FUSED_ACTIVATION if op is self.activations[-1] else (0, 0)
-            yield _in_product(each, forward=forward * inner, backward=backward * inner)
+            yield _in_product(activation, forward=forward * inner, backward=backward * inner)
 
     def _bias(self, rows: float, num_experts: int, *, sharded: bool) -> Elementwise:
         """Return the addition of biases: product and sum for each expert, joining and rounding."""

@@ -866,8 +866,8 @@ def find_release(runtime: str, release: str) -> RuntimeTraits:
     """Return the traits of a runtime's release; a ``ValueError`` lists those that are known."""
     traits = _BY_RELEASE.get((runtime, release))
     if traits is None:
-        known = [name for of, name in _BY_RELEASE if of == runtime and name]
-        choice = f"expected one of {', '.join(known)}" if known else f"{runtime} has no releases"
+        names = [name for of, name in _BY_RELEASE if of == runtime and name]
+        choice = f"expected one of {', '.join(names)}" if names else f"{runtime} has no releases"
         raise ValueError(f"found {shown(release)}; {choice}")
     return traits
 
