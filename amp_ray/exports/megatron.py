@@ -147,6 +147,20 @@ def bridge_overrides(chosen: Chosen) -> Export:
     return Export(files={"megatron-bridge.sh": head + start}, notes=notes)
 
 
+def check_recipe(flags: Mapping[str, str], shape: ModelShape) -> None:
+    """Refuse a recipe of Megatron-Bridge that is known to train another model.
+
+    Raises:
+        ValueError: If the recipe's model has other sizes than the experiment's.
+    """
+    name = flags.get("recipe", "")
+    if name in _Table.shipped().recipes and name != _recipe(shape):
+        raise ValueError(
+            f"--recipe {name} trains another model than the experiment's: compare it with an "
+            "experiment of its own model"
+        )
+
+
 def _recipe(shape: ModelShape) -> str | None:
     """Return the name of the recipe that trains a model; None if none is known."""
     figures = {figure: getattr(shape, figure) for figure in _RECIPE_FIGURES}
@@ -351,6 +365,8 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     if "global-batch-size" in flags:
         record["global_batch_size"] = _count(flags, "global-batch-size")
     precisions = [name for name in ("bf16", "fp16") if name in flags]
+    if len(precisions) > 1:
+        raise ValueError("--bf16 and --fp16: keep one")
     if "fp8-format" in flags or precisions:
         record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
     record |= _formats(flags)
