@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Final
 
@@ -59,6 +60,7 @@ def _name(word: str) -> str:
     return word.rpartition("/")[2].replace("_", "-")
 
 
+@cache
 def launch_variables() -> frozenset[str]:
     """Return the variables of the environment by which launchers take numbers and files."""
     rows = _Table.shipped().launchers.values()
@@ -95,6 +97,9 @@ def launch_of(command: Command, start: int, text: str) -> Launch:
         text: The script, with directives of Slurm.
     """
     words = (*command.around, *command.words[: start or None])
+    given = (word.partition("=") for word in words)  # env NNODES=4, docker run -e NNODES=4
+    variables = dict(command.variables)
+    variables |= {name: value for name, _, value in given if value and name in launch_variables()}
     places = [index for index, word in enumerate(words) if is_launcher(word)]
     stated = _stated(_BATCH, _directives(text), {})
     name = _BATCH
@@ -103,14 +108,14 @@ def launch_of(command: Command, start: int, text: str) -> Launch:
         name = _name(words[place])
         row, own = _Table.shipped().launchers[name], words[place + 1 : end]
         kept = stated.keys() & ({*_ROLES} if row.inherits else {"nodes", "devices"})
-        inner = _stated(name, own, command.variables)
+        inner = _stated(name, own, variables)
         kept -= {"total"} if "slots" in inner else set()
         stated = {role: stated[role] for role in kept} | _known(inner, stated)
-        unread |= dict(_options(own, row.unread, command.variables))
+        unread |= dict(_options(own, row.unread, variables))
     if not places:  # no task of Slurm starts the program
         stated = {role: stated[role] for role in stated.keys() & {"nodes", "devices"}}
     found = _processes(name, stated)
-    rest = _stated("program", command.words[start:], command.variables)
+    rest = _stated("program", command.words[start:], variables)
     found = found or _processes("program", rest)
     processes, words_of_it = found or (None, "")
     return Launch(processes=processes, stated=words_of_it, unread=unread)

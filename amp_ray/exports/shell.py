@@ -32,9 +32,17 @@ _VARIABLE: Final = re.compile(
 _REDIRECTION: Final = re.compile(r"(?:[0-9]*|&)(<<-?|<<<|[<>]&|>>|>\||<>|[<>])[ \t]*")
 _SPACE: Final = re.compile(r"(?:[ \t\r]|\\\n)+")
 _OPERATOR: Final = re.compile(r";;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
+_CONDITION: Final = re.compile(r"\(\([^\n`\"']*\)\)")
+_CHANGED: Final = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 _ARITHMETIC: Final = re.compile(r"\$\(\(.*\)\)", re.DOTALL)
 _MOST_COMPUTED: Final = 2**8  # characters of a sum or product
-_OPERATIONS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+_OPERATIONS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
+    ast.Gt: int.__gt__,
+    ast.GtE: int.__ge__,
+    ast.Lt: int.__lt__,
+    ast.LtE: int.__le__,
+    ast.Eq: int.__eq__,
+    ast.NotEq: int.__ne__,
     ast.Add: int.__add__,
     ast.Sub: int.__sub__,
     ast.Mult: int.__mul__,
@@ -175,6 +183,11 @@ class _Scanner:
         while self._place < len(self._text):
             if self._skips():
                 continue
+            if self._text.startswith("((", self._place):
+                end = _end_of_brackets(self._text, self._place, self._line)
+                if _CONDITION.fullmatch(self._text, self._place, end):
+                    yield self._until(end, "word")
+                    continue
             if operator := _OPERATOR.match(self._text, self._place):
                 yield self._until(operator.end(), "op")
                 if operator[0] == "\n":
@@ -611,6 +624,8 @@ class _Run:
 
     def _simple(self, statement: _Simple) -> bool | None:
         tokens, line = statement.tokens, statement.line
+        if tokens[0].text.startswith("(("):
+            return self._condition(tokens[0].text, line)
         assigned = [*takewhile(lambda token: _ASSIGNMENT.match(token.text), tokens)]
         tokens = tokens[len(assigned) :]
         if not tokens or tokens[0].text in _DECLARES:
@@ -638,6 +653,14 @@ class _Run:
             return self._command(words, line)
         finally:
             self._restore(before)
+
+    def _condition(self, text: str, line: int) -> bool | None:
+        """Return the status of ``((...))``; None if it is not known."""
+        for name in _CHANGED.findall(text):
+            self.values[name] = [f"${text}"]
+        self._unknown = (text, line, True)
+        result = self._computed(f"${text}", line)
+        return None if _UNKNOWN.search(result) else result != "0"
 
     def _command(self, words: list[str], line: int) -> bool | None:
         name, rest = words[0], words[1:]
@@ -763,6 +786,8 @@ class _Run:
     def _computed(self, text: str, line: int) -> str:
         """Return the result of ``$((...))``; the text itself if its variables are not all known."""
         inner = self._text(text[3:-2], line)
+        if len(inner) > _MOST_COMPUTED:
+            return text
         for name in {*re.findall(r"[A-Za-z_]\w*", inner)}:
             value = " ".join(self.values.get(name, [name]))
             inner = re.sub(rf"\b{name}\b", value.replace("\\", ""), inner)
@@ -865,13 +890,13 @@ def _tested(words: list[str]) -> bool | None:
 
 
 def _result_of(text: str) -> int | None:
-    """Return the value of sums and products of integers; None for any other text.
+    """Return the value of sums, products and comparisons of integers; None for any other text.
 
     Example:
         >>> _result_of("2 * (3 + 4) / 4")
         3
     """
-    if not re.fullmatch(r"(?:[0-9]{1,9}|[-+*/%() ])+", text):
+    if not re.fullmatch(r"(?:[0-9]{1,9}|[-+*/%()<>=! ])+", text):
         return None
     try:
         return _value_of(ast.parse(text.strip().replace("/", "//"), mode="eval").body)
@@ -883,6 +908,9 @@ def _value_of(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(value)):
             return value
-        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATIONS:
-            return _OPERATIONS[type(operator)](_value_of(left), _value_of(right))
-    raise ValueError("not a sum or product of integers")
+        case (
+            ast.BinOp(left=left, op=operator, right=right)
+            | ast.Compare(left=left, ops=[operator], comparators=[right])
+        ) if type(operator) in _OPERATIONS:
+            return int(_OPERATIONS[type(operator)](_value_of(left), _value_of(right)))
+    raise ValueError("not a sum, product or comparison of integers")

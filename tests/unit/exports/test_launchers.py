@@ -51,6 +51,7 @@ STATED = [
     ("#SBATCH -N 4\ntorchrun --nnodes=${{SLURM_NNODES:-1}} --nproc_per_node=8 {}", 32),
     ("sbatch -N 4 --ntasks-per-node=8 --wrap 'srun {}'", 32),
     ("NNODES=4 NPROC_PER_NODE=8 bash {}", 32),
+    ("env NNODES=4 NPROC_PER_NODE=8 {}", 32),
     ("{} trainer.num_nodes=4 trainer.devices=8", 32),
     ("{} trainer.nnodes=4 trainer.n_gpus_per_node=8", 32),
 ]

@@ -80,6 +80,9 @@ torchrun pretrain_gpt.py "${{ARGS[@]}}" "${{DATA[@]}}"
         f"TP=2\nbash -c 'TP=4; echo --x'\n{RUN}",
         f"TP=2\nf() {{ local TP=4; echo; }}\nf\n{RUN}",
         f"(TP=4; exit)\nTP=2\n{RUN}",
+        f"SP=1; TP=4\n(( SP )) && TP=2\n{RUN}",
+        f"N=2; TP=2\nif (( N > 2 )); then TP=4; fi\n{RUN}",
+        f"for ((n = 0; n < 2; n++)); do TP=2; done\n{RUN}",
         f': "${{TP:=2}}"\n{RUN}',
         f"WORLD=$((2 * $N))\nPP=2\nTP=$((WORLD / PP))\n{RUN}".replace("$N", "2"),
         'TP=2\nARGS="--tensor-model-parallel-size $TP --pipeline-model-parallel-size 2"\n',
@@ -112,6 +115,8 @@ def test_a_form_of_a_command_is_read(text: str) -> None:
         ),
         (f"TP=2 {RUN}", "run.sh:1: --tensor-model-parallel-size: found '$TP'; expected a count"),
         (f"TP=$((N * 2))\n{RUN}", "found '$((N * 2))'; expected a count"),
+        (f"TP=1\n(( BIG )) && TP=2\n{RUN}", "is '1' or '2', by the condition '(( BIG ))'"),
+        (f"TP=2\n((TP++))\n{RUN}", "--tensor-model-parallel-size: found '$((TP++))'"),
         (RUN, "run.sh:1: --tensor-model-parallel-size: found '$TP'; expected a count"),
         (
             f"for TP in 1 2; do\n{RUN}done\n",
