@@ -147,19 +147,23 @@ def read_ds_config(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     pp = pp or max(1, per_replica // tp)
     if tp * pp != per_replica:
         raise ValueError(f"tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp} devices, not {num_devices}")
-    zero = config.get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
-    record = {
+    return {
         "tp": tp,
         "pp": pp,
         "micro_batch_size": micro,
         "global_batch_size": batch,
-        "zero_stage": zero.get("stage", 0),
+        **_zero(config, experiment, dp, tp),
         **_precision(config),
     }
+
+
+def _zero(config: Mapping[str, Any], experiment: Experiment, dp: int, tp: int) -> dict[str, Any]:
+    """Return the keys of ZeRO; refuse MiCS in a runtime that is planned without it."""
+    zero, traits = config.get("zero_optimization"), experiment.traits
+    zero = zero if isinstance(zero, Mapping) else {}
+    record = {"zero_stage": zero.get("stage", 0)}
     is_off = zero.get("mics_shard_size") == -1  # DeepSpeed's default
     shard_ranks = (not is_off and _count(zero, "mics_shard_size")) or dp
-    traits = experiment.traits
     if shard_ranks < dp and traits.name == _RUNTIME and not traits.hybrid_shards:
         raise ValueError(
             f"mics_shard_size: found {shard_ranks}; runtime {traits.name} is planned with shards "

@@ -32,7 +32,7 @@ _VARIABLE: Final = re.compile(
 _REDIRECTION: Final = re.compile(r"(?:[0-9]*|&)(<<-?|<<<|[<>]&|>>|>\||<>|[<>])[ \t]*")
 _SPACE: Final = re.compile(r"(?:[ \t\r]|\\\n)+")
 _OPERATOR: Final = re.compile(r";;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
-_CONDITION: Final = re.compile(r"\(\([^\n`\"']*\)\)")
+_CONDITION: Final = re.compile(r"""\(\((?:[^()\n`"']|\([^()\n`"']{0,999}\)){0,999}\)\)""")
 _CHANGED: Final = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 _ARITHMETIC: Final = re.compile(r"\$\(\(.*\)\)", re.DOTALL)
 _MOST_COMPUTED: Final = 2**8  # characters of a sum or product
@@ -183,12 +183,9 @@ class _Scanner:
         while self._place < len(self._text):
             if self._skips():
                 continue
-            if self._text.startswith("((", self._place):
-                end = _end_of_brackets(self._text, self._place, self._line)
-                if _CONDITION.fullmatch(self._text, self._place, end):
-                    yield self._until(end, "word")
-                    continue
-            if operator := _OPERATOR.match(self._text, self._place):
+            if condition := _CONDITION.match(self._text, self._place):
+                yield self._until(condition.end(), "word")
+            elif operator := _OPERATOR.match(self._text, self._place):
                 yield self._until(operator.end(), "op")
                 if operator[0] == "\n":
                     self._documents()
