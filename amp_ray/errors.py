@@ -150,15 +150,17 @@ def advice_for(error: OSError) -> str:
 def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
     """Add the place of the input to an error that it caused.
 
-    An error that already names a line stays as it is; ``where`` is put in front of others. Catch
-    ``ValueError`` only around code that checks a user's input, since elsewhere it may be a bug.
+    An error that already names a line or this place stays; ``where`` is put in front of others.
+    Catch ``ValueError`` only around code that checks a user's input, since elsewhere it may be a
+    bug.
     """
     try:
         yield
     except kind as error:
         mistakes = Mistakes()
         for part in error.parts if isinstance(error, InputError) else (error,):
-            if isinstance(part, InputError) and part.where is not None and part.where.line:
+            known = part.where if isinstance(part, InputError) else None
+            if isinstance(part, InputError) and known and (known.line or str(known) == str(where)):
                 mistakes.add(part)
             else:
                 mistakes.add(InputError(str(part), where=where))

@@ -5,15 +5,67 @@ floating-point operations per second. File keys may speak of GB, Gbit/s or ms;
 they are converted here and nowhere else. The module also formats counts in messages.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal
 
-Precision = Literal["fp16", "bf16", "fp32", "fp8"]
+Precision = Literal["fp16", "bf16", "fp32", "fp8", "nvfp4"]
 
-BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {"fp16": 2, "bf16": 2, "fp32": 4, "fp8": 2}
-"""Bytes per element of activations, weights and messages: with fp8 they all stay in bf16, and only
-the inputs of products are cast."""
+BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {
+    "fp16": 2,
+    "bf16": 2,
+    "fp32": 4,
+    "fp8": 2,
+    "nvfp4": 2,
+}
+"""Bytes per element of activations, weights and messages: with the formats of `NARROW` they all
+stay in bf16, and only the inputs of products are cast."""
 
 BYTES_PER_FP8: Final = 1
+
+BYTES_PER_NVFP4: Final = 4 / 8 + 1 / 16
+"""Four bits, and a scale of eight bits for each 16 elements (NVIDIA, Pretraining Large Language
+Models with NVFP4, arXiv:2509.25149, section 2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowFormat:
+    """A format of the operands of products beside bf16, as Transformer Engine computes with it."""
+
+    num_bytes: float  # of an element, with its share of the scales of blocks
+    # Bytes of a weight's copies, as it is and transposed; None where the runtime's record has them
+    copy_bytes: float | None = None
+    # Whether operands are always read for the largest element before they are cast, also those
+    # that a norm has written; else the runtime's record says so
+    reads_for_scales: bool = False
+
+    @property
+    def cast_bytes(self) -> float:
+        """Traffic of casting an element: read in bf16, written twice, as it is and transposed.
+
+        Products in narrow formats want both operands along the inner dimension (Transformer
+        Engine's documentation, "FP8 primer"). Weights are cast once per step.
+        """
+        return BYTES_PER_ELEMENT["bf16"] + 2 * self.num_bytes
+
+
+NARROW: Final[Mapping[Precision, NarrowFormat]] = MappingProxyType(
+    {
+        "fp8": NarrowFormat(num_bytes=BYTES_PER_FP8),
+        "nvfp4": NarrowFormat(
+            num_bytes=BYTES_PER_NVFP4, copy_bytes=2 * BYTES_PER_NVFP4, reads_for_scales=True
+        ),
+    }
+)
+"""Formats in which products with weights of blocks can run while all else is bf16.
+
+NVFP4 as in Transformer Engine 2.12 (``NVFP4BlockScaling`` in common/recipe, ``NVFP4Quantizer`` in
+pytorch/csrc/quantizer.cpp): all three products of a weight run in it. Besides the scales of blocks
+each tensor has one in single precision, for which one kernel reads it: the largest element as it
+is, and transposed after a random Hadamard transform, which a norm cannot find. Another kernel reads
+it again, rounds it and its transform, and writes both. Weights have blocks of 16 x 16.
+"""
 
 BYTES_PER_FP32: Final = 4
 """Loss, master weights and optimizer moments are kept in IEEE single precision."""

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module, resources
 from pathlib import Path
+from statistics import median
 from textwrap import dedent
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -186,13 +187,14 @@ def _runtimes() -> str:
             ", ".join(map(str, traits.pipeline_zero_stages)) if traits.pipeline_parallel else "-",
             ", ".join(traits.recompute),
             yes(traits.fp8),
+            yes(traits.nvfp4),
             yes(traits.unequal_stages),
         ]
 
     lines = [f"- `{traits.name}`: {traits.description}" for traits in RUNTIMES.values()]
     head = "runtime | tp | sequence parallel | pp | interleaved | cp | ep | ZeRO | ZeRO with pp"
     rows = (row(traits) for traits in RUNTIMES.values())
-    table = _table(f"{head} | recompute | fp8 | stages that differ", rows)
+    table = _table(f"{head} | recompute | fp8 | nvfp4 | stages that differ", rows)
     return "\n".join([*lines, "", table])
 
 
@@ -202,7 +204,7 @@ def _releases() -> str:
     def text(value: object) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    rows = [
+    rows = (
         [
             f"`{runtime}`",
             f"`{name}`",
@@ -212,7 +214,7 @@ def _releases() -> str:
         ]
         for runtime, releases in RELEASES.items()
         for name, release in releases.items()
-    ]
+    )
     return _table("runtime | release | of | traits | source", rows)
 
 
@@ -232,6 +234,7 @@ _DIMENSIONS: Final[dict[str, Callable[[RuntimeTraits], bool]]] = {
     "recompute": lambda traits: "full" in traits.recompute,
     "recompute that differs by stage": lambda traits: traits.recompute_per_stage,
     "fp8": lambda traits: traits.fp8,
+    "nvfp4": lambda traits: traits.nvfp4,
 }
 
 
@@ -261,11 +264,14 @@ def _devices() -> str:
             f"{device.memory_bytes_per_s / GIGA:,.0f}",
             *(rate(flops) for flops in (device.fp32_flops, device.fp16_flops, device.bf16_flops)),
             rate(device.fp8_flops),
+            rate(device.nvfp4_flops),
+            "-" if device.board_power_w is None else f"{device.board_power_w:,.0f}",
             device.source,
         ]
         for device in CATALOGUE.values()
     )
-    return _table("device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | source", rows)
+    head = "device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | nvfp4 | W | source"
+    return _table(head, rows)
 
 
 def _presets() -> str:
@@ -316,6 +322,37 @@ def _count_of(figures: Mapping[str, float]) -> str:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100.0 * share:.1f} %"
+
+
+_ONE_GPU: Final = {
+    "H200, first run": "one-gpu-h200-first.json",
+    "H200, second run": "one-gpu-h200.json",
+    "H100": "one-gpu-h100.json",
+}
+"""Results of `experiments/one_gpu.py` by their names in the documents."""
+
+_ONE_GPU_PARTS: Final = {
+    "layer": "both passes of a layer's shard",
+    "attention": "attention core",
+    "launch": "host's launches of a layer",
+    "step": "training step",
+    "optimizer": "optimizer step",
+    "memory": "peak memory of tensors",
+}
+
+
+def _one_gpu() -> str:
+    """Return the errors of what was measured on one GPU, from the files of the results."""
+    folder = TOP / "experiments" / "results"
+    files = [json.loads((folder / file).read_text("utf-8")) for file in _ONE_GPU.values()]
+
+    def cell(record: Mapping[str, Any], part: str) -> str:
+        errors = [row["error"] for row in record["rows"] if row["part"] == part]
+        sizes = [abs(error) for error in errors if error is not None]
+        return f"{_percent(median(sizes))} ({len(sizes)}), at most {100.0 * max(sizes):.0f} %"
+
+    rows = ([text, *(cell(each, part) for each in files)] for part, text in _ONE_GPU_PARTS.items())
+    return _table(" | ".join(["part", *_ONE_GPU]), rows)
 
 
 def _commands() -> str:
@@ -550,6 +587,7 @@ _PARTS: Final[Mapping[str, Callable[..., str]]] = {
     "fields": _fields,
     "keys": _keys,
     "launched": _launched,
+    "one_gpu": _one_gpu,
     "presets": _presets,
     "runtimes": _runtimes,
     "releases": _releases,

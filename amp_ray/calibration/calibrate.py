@@ -21,6 +21,7 @@ from amp_ray.calibration.choice import (
     not_identified,
     prior_effects,
 )
+from amp_ray.calibration.evidence import COMMON, Evidence
 from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.calibration.memory_fit import MemoryFit, MemoryTrials
 from amp_ray.calibration.observation import Observation
@@ -42,6 +43,8 @@ class Choice:
 
 
 _HURTS: Final = "not needed: the fit to all trials predicts each from the rest no better with it"
+
+_COMMON: Final = [PROGRAM_SCALE]  # the constant that may move without being of more use
 
 RULE = Choice()  # at most eight constants, by the rule
 
@@ -89,6 +92,7 @@ def calibrate(
         predictor=predictor,
         observations=tuple(trial for trial in observations if trial.tells_time),
         prior_error=experiment.constants.time_error,
+        **_common(experiment, observations) if choice.names is None else {},
     ).without_second_population()
     fits = _fit(experiment.constants, observations, timed, choice, thorough=thorough)
     left_out = timed.left_out_times(fits.time) if thorough else []
@@ -109,6 +113,12 @@ def calibrate(
     )
 
 
+def _common(experiment: Experiment, observations: Sequence[Observation]) -> dict[str, float]:
+    """Return the sigma of the common factor of all times, of the trial that is known least."""
+    evidence = (Evidence.of(experiment, each.strategy) for each in observations)
+    return {"common_sigma": max((each.common_sigma for each in evidence), default=COMMON)}
+
+
 def _fit(
     constants: Constants,
     observations: Sequence[Observation],
@@ -122,8 +132,10 @@ def _fit(
     if choice.names is None:
         names, dropped = timed.choose(choice.most_time)
         time = timed.fit(names, thorough=thorough)
-        if thorough and timed.hurts(time):
-            time, dropped = timed.fit([], thorough=True), dropped | dict.fromkeys(names, _HURTS)
+        for fewer in (_COMMON, []):
+            if thorough and timed.hurts(time):
+                time = timed.fit(fewer, thorough=True)
+                dropped |= {name: _HURTS for name in names if name not in fewer}
         trials = MemoryTrials.of(timed.predictor, observations, time.point, constants)
         chosen, memory, more = trials.choose(choice.most_memory)
         return _Fits(time=time, memory_names=chosen, memory=memory, dropped=dropped | more)
@@ -175,15 +187,16 @@ def _fitted(fits: _Fits, constants: Constants) -> tuple[FittedConstant, ...]:
         np.concatenate([np.diag(fits.time.fit.covariance), np.diag(fits.memory.covariance)])
     )
     names = (*fits.time.names, *fits.memory_names)
+    priors = (*fits.time.problem.prior_sigma, *(PRIOR_SIGMA[name] for name in fits.memory_names))
     return tuple(
         FittedConstant(
             name=name,
             prior=getattr(constants, name),
             value=getattr(constants, name) * math.exp(logs.get(name, 0.0)),
-            prior_sigma=PRIOR_SIGMA[name],
+            prior_sigma=float(prior),
             sigma=float(sigma),
         )
-        for name, sigma in zip(names, sigmas, strict=True)
+        for name, prior, sigma in zip(names, priors, sigmas, strict=True)
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.releases import RELEASES
 
 Fingerprint = Mapping[str, Any]
 # Parts of an experiment that a calibration depends on. Names of hosts, limits of the search and the
@@ -53,12 +54,12 @@ _LATER_TRAITS: Final = (
     *("fuses_older_attention", "native_attention", "frees_outputs", "has_pat", "keeps", "formats"),
     *("remainder_bytes_per_parameter", "overlaps_exchanges", "dispatcher", "fp8_recipe"),
     *("waiting_elements", "fused_experts", "overlaps_shared_experts", "cuda_graphs"),
-    *("fused_router", "expert_streams", "recomputes_norms", "release"),
-    *("recomputes_expert_activations", "recomputes_latent_projections", "unused_gradients"),
+    *("fused_router", "expert_streams", "recompute_modules", "unused_gradients", "release"),
     *("frees_gradients", "rounds_gathered", "offloads_activations", "offloaded_blocks"),
     *("weighs_activations", "exchange_multiprocessors", "needs_flash_attention"),
     *("reduces_sharded_at_once", "gather_slice_s", "wraps_optimizer", "host_s_per_iteration"),
-    "divides_biased_experts",
+    *("divides_biased_experts", "nvfp4", "has_unaligned_kernels"),
+    *("chunks_loss", "loss_chunks", "rotates_complex", "separate_norms"),
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""
@@ -67,7 +68,8 @@ _LATER_TRAITS: Final = (
 def _traits(experiment: Experiment) -> dict[str, object]:
     """Return the figures of the runtime that decide on times and memory."""
     traits = asdict(experiment.traits)
-    release = {"release": traits["release"]} if traits["release"] else {}
+    several = len(RELEASES.get(experiment.traits.name, {})) > 1
+    release = {"release": traits["release"]} if several else {}
     for name in ("description", "status", *_LATER_TRAITS):
         del traits[name]
     return {**traits, "sends_tokens_once": experiment.traits.sends_tokens_once, **release}
@@ -109,9 +111,12 @@ def _node(node: Node) -> dict[str, Any]:
     device = asdict(node.device)
     del device["source"]
     del device["nominal_bytes"]
-    del device["host_bytes_per_s"]  # older calibrations lack it; it follows from the board's name
-    if node.device.context_bytes is None:
-        del device["context_bytes"]
+    later = ("host_bytes_per_s", "nvfp4_flops", "nvfp4_fraction", "board_power_w")
+    for name in later:
+        del device[name]  # older calibrations lack it; it follows from the board's name
+    for key in ("context_bytes", "power_limit_w"):
+        if device[key] is None:
+            del device[key]
     return {
         "slots": node.num_slots,
         "device": device,

@@ -1,16 +1,14 @@
 """Intervals of predicted times, from the uncertainty of the constants."""
 
-import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from importlib import resources
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray
+from amp_ray.calibration.evidence import COMMON, Evidence
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Point, Predictor
 from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.cost.estimate import Estimate, Result
@@ -18,18 +16,9 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 
 WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
-FIRST_MET: Final = 0.10
-"""Sigma of the common factor of all times on a site without any trials. Together with the
-uncertainty of the constants it gives a mean error of about 12 %; on new sites the model was off by
-10 to 19 % (docs/cost-model.md)."""
-
-_ON_MEASURED_BOARDS: Final = 0.05
-"""The same for models without experts if the model was compared with measurements of all boards:
-the root mean square of the mean errors of eight published tables (`make accuracy`, column bias)."""
-
-Evidence = Literal["dense", "experts", "extrapolated"]
-"""What speaks for predictions without any trial: published times of models without or with experts
-on the same boards, or none of the boards."""
+_TRANSFERRED: Final = 0.10
+"""The same beside constants that were fitted elsewhere: on new sites, with programs that were
+known, the model was off by 10 to 19 % (docs/cost-model.md)."""
 
 _MEASURED_LINKS: Final = 0.15
 """Sigma of the rate within nodes if it was measured on these boards: other machines reach it
@@ -42,12 +31,11 @@ _GUESSED_PROTOCOL: Final = 0.9
 def prior_uncertainty(experiment: Experiment) -> Uncertainty:
     """Return the uncertainty of the constants of time on a site without any trials.
 
-    It is smaller for boards and links that were measured elsewhere, and larger for guesses.
+    It is smaller for links that were measured elsewhere, and larger for guesses.
     """
     cluster = experiment.cluster
     sigmas = {name: PRIOR_SIGMA[name] for name in TIME_CONSTANTS}
-    is_compared = evidence(experiment) == "dense"
-    sigmas[PROGRAM_SCALE] = _ON_MEASURED_BOARDS if is_compared else FIRST_MET
+    sigmas[PROGRAM_SCALE] = COMMON
     if all(node.intra.board for node in cluster.nodes):
         sigmas["intra_efficiency"] = _MEASURED_LINKS
     if cluster.assumed_network:
@@ -57,36 +45,14 @@ def prior_uncertainty(experiment: Experiment) -> Uncertainty:
     )
 
 
-def evidence(experiment: Experiment) -> Evidence:
-    """Return what speaks for predictions of an experiment."""
-    if not all(device.is_measured for device in experiment.cluster.device_types):
-        return "extrapolated"
-    return "experts" if any(layer.experts for layer in experiment.model.layers) else "dense"
-
-
-def width_factor(experiment: Experiment) -> float:
-    """Return the factor of the sigmas of predicted times that published measurements ask for.
-
-    `data/interval-widths.csv` has it for boards that were measured. Without such measurements, and
-    after trials, which replace priors, there is nothing to correct.
-    """
-    return 1.0 if experiment.uncertainty else _width_factors().get(evidence(experiment), 1.0)
-
-
-@cache
-def _width_factors() -> Mapping[str, float]:
-    text = resources.files("amp_ray").joinpath("data/interval-widths.csv").read_text("utf-8")
-    return {row["evidence"]: float(row["factor"]) for row in csv.DictReader(text.splitlines())}
-
-
 def partly_known(
     posterior: Uncertainty, kept: Sequence[str], experiment: Experiment
 ) -> Uncertainty:
     """Return the priors, replaced where the uncertainty of a constant is known."""
     prior = prior_uncertainty(experiment)
-    covariance = width_factor(replace(experiment, uncertainty=None)) ** 2 * np.array(
-        prior.covariance
-    )
+    covariance = np.array(prior.covariance)
+    scale = prior.names.index(PROGRAM_SCALE)
+    covariance[scale, scale] = _TRANSFERRED**2
     both = [name for name in posterior.names if name in kept and name in prior.names]
     ours, theirs = (
         [names.index(name) for name in both] for names in (prior.names, posterior.names)
@@ -143,17 +109,22 @@ def with_intervals(
         return []
     if shifts is None:
         shifts = log_shifts(experiment, estimates)
-    sigmas = width_factor(experiment) * time_sigmas(experiment, shifts)
+    sigmas = time_sigmas(experiment, shifts).tolist()
     return [
-        replace(
-            estimate,
-            interval_s=(
-                estimate.iteration_time_s * math.exp(-WIDTH * sigma),
-                estimate.iteration_time_s * math.exp(WIDTH * sigma),
-            ),
-        )
-        for estimate, sigma in zip(estimates, sigmas.tolist(), strict=True)
+        _with_interval(estimate, sigma, Evidence.of(experiment, estimate.strategy))
+        for estimate, sigma in zip(estimates, sigmas, strict=True)
     ]
+
+
+def _with_interval(estimate: Estimate, sigma: float, evidence: Evidence) -> Estimate:
+    """Return an estimate with its interval, and a warning if no measurement backs that."""
+    factor = math.exp(WIDTH * evidence.sigma(sigma))
+    time_s = estimate.iteration_time_s
+    return replace(
+        estimate,
+        interval_s=(time_s / factor, time_s * factor),
+        warnings=(*estimate.warnings, *evidence.warnings),
+    )
 
 
 def rank_with_intervals(experiment: Experiment, ranking: Ranking, num_rows: int) -> Ranking:

@@ -35,6 +35,11 @@ _CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends
 # Sigmas of the error that the constants of time may explain: if all trials are off in the same way
 # by more than that, a common factor is the likelier cause
 _UNEXPLAINED: Final = 2.0
+FEWEST_FOR_CONSTANTS: Final = 4
+"""Trials from which on more than the common factor of all times may move: with fewer, constants
+follow the errors of single trials. On published tables a common factor alone predicted the rest
+better after three trials (docs/cost-model.md, section 10)."""
+
 _MAX_ROUNDS: Final = 8
 _MAX_HALVINGS: Final = 3
 
@@ -60,6 +65,8 @@ class TimeTrials:
     predictor: Predictor
     observations: tuple[Observation, ...]  # measured trials
     prior_error: float  # expected lognormal sigma of a predicted time
+    # Expected lognormal sigma of the common factor of all times, where nothing shows a larger one
+    common_sigma: float = PRIOR_SIGMA[PROGRAM_SCALE]
 
     @property
     def plans(self) -> list[Plan]:
@@ -82,6 +89,17 @@ class TimeTrials:
         typical = weighted_median(self.residuals(PRIOR), weights)
         is_needed = abs(typical) > _UNEXPLAINED * math.sqrt(variance)
         return (*TIME_CONSTANTS, PROGRAM_SCALE) if is_needed else TIME_CONSTANTS
+
+    def prior_sigma(self, names: Sequence[str]) -> FloatArray:
+        """Return the prior's sigma of constants, shape ``(num_names,)``.
+
+        That of the common factor is `common_sigma`, unless the typical trial is off by more than
+        all priors explain.
+        """
+        sigma = prior_sigma(names)
+        if PROGRAM_SCALE in names and PROGRAM_SCALE not in self.names:
+            sigma[list(names).index(PROGRAM_SCALE)] = self.common_sigma
+        return sigma
 
     def without_second_population(self) -> "TimeTrials":
         """Return the trials without those that are slower than any constants explain.
@@ -119,30 +137,33 @@ class TimeTrials:
         return self.predictor.time_slopes(self.plans, names, point)
 
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
-        """Choose the constants that these trials identify, or none if they do not help.
+        """Choose the constants that these trials identify, or the common factor of all times alone.
 
-        They help if a trial is predicted better from the others with them than without, by more
-        than the standard error of that difference. So trials that the cost model cannot explain
-        leave it as it is, and so do trials that agree by chance. If they do not help, a common
-        factor of all times may, by the same rule. A single trial is always used.
+        From `FEWEST_FOR_CONSTANTS` trials on constants are chosen if a trial is predicted better
+        from the others with them than with a common factor alone, by more than the standard error
+        of that difference. So trials that the cost model cannot explain, or that agree by chance,
+        leave constants as they are. The common factor moves by any trial, as far as its prior
+        allows; trials of both signs keep it near 1.
 
         Returns at most ``most`` names, the first choice first, and the reasons, by name, why
         constants that change these trials were dropped.
         """
         names, dropped = self.identifiable(most)
-        if len(self.observations) == 1 or not names:
+        if not names:
             return names, dropped
-        without, with_them = self._left_out_errors([]), self._left_out_errors(names)
-        if _exceeds(without, with_them):
-            return names, dropped
-        helps = _exceeds(without, self._left_out_errors([PROGRAM_SCALE]))
-        chosen = [PROGRAM_SCALE] if helps else []
-        reason = (
-            f"not needed: a trial is predicted from the others with an error of "
-            f"{100 * without.mean():.1f} % without any, {100 * with_them.mean():.1f} % with those "
-            "that the trials identify; the difference must exceed its standard error"
-        )
-        return chosen, dropped | {name: reason for name in names if name not in chosen}
+        common = [PROGRAM_SCALE]
+        reason = f"not needed: fewer than {FEWEST_FOR_CONSTANTS} trials move a common factor alone"
+        if len(self.observations) >= FEWEST_FOR_CONSTANTS:
+            alone, with_them = self._left_out_errors(common), self._left_out_errors(names)
+            if _exceeds(alone, with_them):
+                return names, dropped
+            reason = (
+                f"not needed: a trial is predicted from the others with an error of "
+                f"{100 * alone.mean():.1f} % by a common factor alone, "
+                f"{100 * with_them.mean():.1f} % with those that the trials identify; the "
+                "difference must exceed its standard error"
+            )
+        return common, dropped | {name: reason for name in names if name not in common}
 
     def _left_out_errors(self, names: Sequence[str]) -> FloatArray:
         """Return the errors of predictions from the other trials, by the linear model.
@@ -191,7 +212,7 @@ class TimeTrials:
     def _steps(
         self, names: Sequence[str], at: FloatArray, slopes: FloatArray, *, anew: bool
     ) -> TimeFit:
-        sigma = prior_sigma(names)
+        sigma = self.prior_sigma(names)
         problem = self._linear(names, Point.of(names, at), slopes)
         fit = fit_linear(problem)
         for _ in range(_MAX_ROUNDS):
@@ -214,7 +235,7 @@ class TimeTrials:
         return LinearProblem(
             offset=self.residuals(around) - slopes @ at,
             slopes=slopes,
-            prior_sigma=prior_sigma(names),
+            prior_sigma=self.prior_sigma(names),
             prior_error=self.prior_error,
             noise=self.noise,
         )
@@ -222,21 +243,22 @@ class TimeTrials:
     def _corrected(
         self, names: Sequence[str], slopes: FloatArray, start: FloatArray, end: FloatArray
     ) -> FloatArray:
-        step = (end - start) / prior_sigma(names)
+        sigma = self.prior_sigma(names)
+        step = (end - start) / sigma
         change = self.residuals(Point.of(names, end)) - self.residuals(Point.of(names, start))
         missed = change - slopes @ (end - start)
-        corrected: FloatArray = slopes + np.outer(missed, step / prior_sigma(names)) / (step @ step)
+        corrected: FloatArray = slopes + np.outer(missed, step / sigma) / (step @ step)
         return corrected
 
     def _descend(
         self, names: Sequence[str], start: FloatArray, step: FloatArray, fit: LinearFit
     ) -> FloatArray:
         """Go along a step as far as the loss falls: at a kink, less than all of it."""
-        sigma = np.hypot(fit.error, self.noise)
+        sigma, prior = np.hypot(fit.error, self.noise), self.prior_sigma(names)
 
         def loss(logs: FloatArray) -> float:
-            prior = float(((logs / prior_sigma(names)) ** 2).sum()) / 2
-            return robust_loss(self.residuals(Point.of(names, logs)) / sigma) + prior
+            of_prior = float(((logs / prior) ** 2).sum()) / 2
+            return robust_loss(self.residuals(Point.of(names, logs)) / sigma) + of_prior
 
         here = loss(start)
         for halvings in range(_MAX_HALVINGS + 1):
@@ -270,7 +292,7 @@ class TimeTrials:
         names = tuple(dict.fromkeys((*self.names, *fitted.names)))
         slopes = self.slopes(names, PRIOR)
         weighted = slopes.T * (fitted.fit.weights / fitted.problem.sigma(fitted.fit.error) ** 2)
-        precision = weighted @ slopes + np.diag(prior_sigma(names) ** -2.0)
+        precision = weighted @ slopes + np.diag(self.prior_sigma(names) ** -2.0)
         return names, inverse(precision)
 
 

@@ -158,9 +158,12 @@ def score(
     write_result(lambda: {**scores.to_json(), **best_record}, drawn, json_target, wide=wide)
     if json_target is None and best is not None and isinstance(scores[0], Estimate):
         factor = scores[0].iteration_time_s / best.iteration_time_s
+        refused = experiment.traits.why_not_launched(scores[0].strategy)
+        unable = f", which runtime {experiment.traits.name} cannot run," if refused else ""
         click.echo(
             f"best by the same cost model: {named(best.strategy)}: "
-            f"{figure_text(best.iteration_time_s)} s; this one takes {factor:.3g} times as long"
+            f"{figure_text(best.iteration_time_s)} s; this one{unable} takes {factor:.3g} times as "
+            "long"
         )
 
 

@@ -25,8 +25,10 @@ class _Catalogue(Table):
     boards: dict[
         str, tuple[_Figure, _Figure, int, _Figure, _Figure | None, _Figure | None, float, str]
     ]
+    power: dict[str, _Figure]
     amd: Words
     fp8: Words
+    nvfp4: dict[str, tuple[_Figure, float]]
     block_scales: Words
     links: dict[float, Words]
     switched_links: tuple[float, ...]
@@ -34,6 +36,7 @@ class _Catalogue(Table):
     rack_devices: dict[str, int]
     attention: dict[str, tuple[_Figure, _Figure]]
     no_flash_attention: Words
+    before_turing: Words
     ampere_instructions: Words
     half_the_units: Words
     measured: Words
@@ -51,13 +54,29 @@ FLASH_ATTENTION_2_ON_HOPPER: Final = 0.35
 al., FlashAttention-3, arXiv:2407.08608, abstract). Newer boards run them as fast on each of their
 multiprocessors."""
 
-_UNALIGNED: Final = {1: 122e12 / 132, 2: 251e12 / 132}
-"""Rate of a multiprocessor in products whose operands' rows begin at multiples of so many elements
-in half precision, below 8. cuBLAS 13 has kernels for them with the instructions of Turing
+_UNALIGNED: Final = {1: 122e12 / 33.45e12, 2: 251e12 / 33.45e12}
+"""Operations for each instruction that an H200 issues (`Device.instructions_per_s`) in products
+whose operands' rows begin at multiples of so many elements in half precision, below 8. cuBLAS 13
+has kernels for them with the instructions of Turing
 (``cutlass_75_tensorop_bf16_s1688gemm_bf16_*_align1``) and of Ampere (``cutlass_80_*_align2``, also
 for multiples of 4): on an H200 the three products of GPT-2's head took 64.5 ms with 50,257 columns
-and 31.5 ms with 50,258 or 50,260 (experiments/results/one-gpu-h200.json), 12 with 50,304
-by their rate."""
+and 31.5 ms with 50,258 or 50,260 (experiments/results/one-gpu-h200.json), 12 with 50,304 by their
+rate. They copy operands by instructions for a few elements each, which set their pace."""
+
+
+STATIC_POWER: Final = 0.19
+"""Share of a board's power that no clock changes (leakage, memory, links), and so the least limit:
+the least that an H200 and a GB200 drew in any measured product, 131 of 700 and 223 of 1,200 W
+(ai-dynamo/aiconfigurator's tables, ``power_w``)."""
+
+_POWER_EXPONENT: Final = 1 / 3
+"""Clock by the power above that: switching takes ``f V^2``, and near the top voltage rises with the
+clock. The same tables agree: in products of 3 ms and more at the limit, a multiprocessor of a GB200
+(1,200 W) was 1.05 times as fast as that of a B200 (1,000 W) in half precision (median of 132), and
+1.12 times in 4 bits (55); this law says 1.08."""
+
+_NVFP4_FRACTION: Final = 0.4
+"""Share of the peak in NVFP4 on boards outside of the catalogue, where it is .36 to .54."""
 
 
 def is_cpu(name: str) -> bool:
@@ -84,9 +103,11 @@ class Device:
     bf16_flops: float | None = None  # dense peak rate for bfloat16; None where it is not supported
     # Dense peak rate for products of 8-bit floats; None where it is not supported
     fp8_flops: float | None = None
+    nvfp4_flops: float | None = None  # the same for products in NVFP4
     # Share of the peak that library GEMMs sustain within full tiles; below 1 because of power and
     # clock limits, and of operand traffic
     gemm_fraction: float = 0.75
+    nvfp4_fraction: float = _NVFP4_FRACTION  # the same for products in NVFP4
     # Total line rate of its links to the other boards of a node, in one direction; None if the
     # data sheet has none
     link_bytes_per_s: float | None = None
@@ -99,6 +120,8 @@ class Device:
     # Nominal memory of the board; None if unknown. Only published planners that are based on it
     # use it.
     nominal_bytes: int | None = None
+    board_power_w: float | None = None  # the most that it draws; None if unknown
+    power_limit_w: float | None = None  # a lower limit that is set on it; None if none is
     source: str
 
     def __post_init__(self) -> None:
@@ -109,6 +132,31 @@ class Device:
         if wrong:
             raise ValueError(f"device {self.name!r}: every figure must be positive, found {wrong}")
 
+        if self.power_limit_w is not None:
+            self._check_limit(self.power_limit_w)
+
+    def _check_limit(self, limit_w: float) -> None:
+        """Refuse a limit above the board's power, or below what it draws at any clock."""
+        if self.board_power_w is None:
+            raise ValueError(
+                f"the catalogue has no power of device {self.name!r}; without power_w it runs at "
+                "its usual clock"
+            )
+        least_w = STATIC_POWER * self.board_power_w
+        if not least_w < limit_w <= self.board_power_w:
+            raise ValueError(
+                f"found {limit_w:g} W; device {self.name!r} takes more than {least_w:.0f} W and at "
+                f"most {self.board_power_w:g}"
+            )
+
+    @property
+    def clock_fraction(self) -> float:
+        """Clock under its power limit over that at its data sheet's power, in long products."""
+        if self.power_limit_w is None or self.board_power_w is None:
+            return 1.0
+        share = self.power_limit_w / self.board_power_w
+        return float(((share - STATIC_POWER) / (1 - STATIC_POWER)) ** _POWER_EXPONENT)
+
     def peak_flops(self, precision: Precision) -> float:
         """Return the dense peak rate; raise ``ValueError`` for an unsupported precision."""
         rates = {
@@ -116,6 +164,7 @@ class Device:
             "fp16": self.fp16_flops,
             "bf16": self.bf16_flops,
             "fp8": self.fp8_flops,
+            "nvfp4": self.nvfp4_flops,
         }
         rate = rates[precision]
         if rate is None:
@@ -123,6 +172,11 @@ class Device:
             message = f"device {self.name!r} does not compute in {precision}; it can do {able}"
             raise ValueError(message)
         return rate
+
+    def product_flops(self, precision: Precision) -> float:
+        """Return the rate of library GEMMs in full tiles; ``ValueError`` as of `peak_flops`."""
+        fraction = self.nvfp4_fraction if precision == "nvfp4" else self.gemm_fraction
+        return self.peak_flops(precision) * fraction * self.clock_fraction
 
     @property
     def has_flash_attention(self) -> bool:
@@ -149,8 +203,9 @@ class Device:
         if rates is None:
             return None
         if native or self.name in _TABLE.ampere_instructions:
-            return TERA * rates[head_size > _SMALL_HEAD]
+            return self.clock_fraction * TERA * rates[head_size > _SMALL_HEAD]
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
+        share *= self.clock_fraction
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
 
     def unaligned_flops(self, alignment: int) -> float:
@@ -160,12 +215,13 @@ class Device:
             alignment: Elements of which the starts of rows are multiples: 1 or 2.
 
         Returns:
-            Floating-point operations per second; 0 if unknown, as on boards without cuBLAS.
+            Floating-point operations per second; 0 if unknown, as on boards without cuBLAS or
+            without the instructions of its kernels.
         """
-        has_cublas = (
-            self.name in CATALOGUE and self.name not in _TABLE.amd and not is_cpu(self.name)
-        )
-        return _UNALIGNED[alignment] * self.num_multiprocessors if has_cublas else 0.0
+        lacks = self.name in _TABLE.amd or self.name in _TABLE.before_turing or is_cpu(self.name)
+        if lacks or self.name not in CATALOGUE or self.instructions_per_s is None:
+            return 0.0
+        return _UNALIGNED[alignment] * self.instructions_per_s
 
     @property
     def instructions_per_s(self) -> float | None:
@@ -177,7 +233,8 @@ class Device:
         """
         if self.fp32_flops is None:
             return None
-        return self.fp32_flops / (1 if self.name in _TABLE.half_the_units else 2)
+        units = 1 if self.name in _TABLE.half_the_units else 2
+        return self.clock_fraction * self.fp32_flops / units
 
     @property
     def is_measured(self) -> bool:
@@ -238,6 +295,7 @@ two ranks, .57 with four, .9 with eight (the same benchmark)."""
 def _device(name: str) -> Device:
     """Convert one row of the table to a data sheet in SI units."""
     gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = _TABLE.boards[name]
+    nvfp4, nvfp4_fraction = _TABLE.nvfp4.get(name, (None, _NVFP4_FRACTION))
     return Device(
         context_bytes=CPU_CONTEXT_BYTES if name == CPU else None,
         name=name,
@@ -248,10 +306,13 @@ def _device(name: str) -> Device:
         fp16_flops=None if fp16 is None else fp16 * TERA,
         bf16_flops=None if bf16 is None else bf16 * TERA,
         fp8_flops=None if bf16 is None or name not in _TABLE.fp8 else _FP8_RATIO * bf16 * TERA,
+        nvfp4_flops=None if nvfp4 is None else nvfp4 * TERA,
         gemm_fraction=gemm_fraction,
+        nvfp4_fraction=nvfp4_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         link_fraction=_REACHED if _LINK_OF.get(name) in _TABLE.switched_links else 0.5,
         host_bytes_per_s=_HOST_LINK_OF.get(name, _PCIE_4_BYTES_PER_S),
+        board_power_w=_TABLE.power.get(name),
         source=source if name == CPU else f"{'AMD' if name in _TABLE.amd else 'NVIDIA'} {source}",
     )
 

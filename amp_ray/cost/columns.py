@@ -40,6 +40,9 @@ DeepSeek-V3 (arXiv:2412.19437, section 4.2), one of the largest published."""
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
+UNEXPLAINED: Final = "such pipelines took longer elsewhere than anything explains: after all others"
+"""Warning of a strategy that is not ranked by its time alone."""
+
 SLOW_LINK: Final = "{}: less than a quarter of what such boards reach; GB/s stated as Gbit/s?"
 """Warning of a link that is most likely stated in another unit."""
 
@@ -65,7 +68,13 @@ class Columns:
         heads = head_remarks(self.experiment, strategy.stages[-1].options.tp)
         return replace(
             estimate,
-            warnings=(*estimate.warnings, *self._warnings, *heads, *refusals),
+            warnings=(
+                *estimate.warnings,
+                *([UNEXPLAINED] if estimate.unexplained else []),
+                *self._warnings,
+                *heads,
+                *refusals,
+            ),
             launchable=self.experiment.is_trained and not refusals,
             cost=self._cost(strategy, time_s, messages, weights),
             tokens_per_s=num_samples * model.shape.num_tokens / time_s or None,
@@ -259,7 +268,10 @@ def head_remarks(experiment: Experiment, tp: int) -> Iterator[str]:
     wide = replace(heads[0], columns=-(-vocab_size // tiles) * tiles)
     slowdowns = {}
     for device in experiment.cluster.device_types:
-        rank = Rank(device=device, tp=num_ranks, micro_batch_size=1, precision=experiment.precision)
+        rank = replace(
+            Rank(device=device, tp=num_ranks, micro_batch_size=1, precision=experiment.precision),
+            has_unaligned_kernels=experiment.traits.has_unaligned_kernels,
+        )
         one, other = (gemm_phases(gemm, rank, experiment.constants) for gemm in (heads[0], wide))
         slowdowns[device.name] = round(
             (one.forward_s + one.backward_s) / (other.forward_s + other.backward_s), 1

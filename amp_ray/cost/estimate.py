@@ -126,6 +126,8 @@ class Estimate:
     memory_limit_bytes: tuple[float, ...] = ()
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[str, ...] = ()
+    # Whether such strategies took longer elsewhere than anything that the model knows explains
+    unexplained: bool = False
     launchable: bool = True
     failure_probability: float = 0.0
     lower_bound_s: float | None = None

@@ -39,6 +39,7 @@ from amp_ray.cost.roofline import (
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
+from amp_ray.models.per_operator import per_operator
 from amp_ray.runtimes.traits import GRAPH_GAP_S, RuntimeTraits
 from amp_ray.strategies.recompute import RecomputeKind
 
@@ -63,6 +64,8 @@ class LayerAnchors:
     alone_tp: int = 1  # the tp of ``alone``
     # Host seconds of the cheapest kernel launch of all layers; 0 if none was measured
     launch_s: float = 0.0
+    # Share of the runs in a measured time that began on an idle device
+    idle_share: float = 0.0
     extrapolated: bool = False  # whether the rank's micro-batch size is outside the measured ones
 
 
@@ -96,6 +99,7 @@ def layer_anchors(
                 at_tp=_pooled(at_tp, warm, runs, scale),
                 alone=_pooled(alone if talks else at_tp, warm, runs, scale),
                 alone_tp=alone_tp if talks else rank.tp,
+                idle_share=profile.starts_idle / runs,
                 extrapolated=extrapolated,
             )
         )
@@ -193,6 +197,11 @@ COLLECTIVE_RATIO_LIMIT = 3.0
 """A measured all-reduce may be this much faster or slower than the link's stated rate says."""
 
 
+TALK_AGAIN: Final = {"full": 1.0, "per-operator": 0.5}
+"""Share of a forward pass's communication that a kind of recompute repeats. By operator,
+reduce-scatters are kept, or recompute stops before the block's last exchange; the gathers, or
+all-reduces and all-to-alls of the first half, run again."""
+
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("forward", "backward")
 
 
@@ -231,22 +240,25 @@ class LayerWork:
         phases = self._bounded(rank, device=device * self.constants.profile_scale, host=host)
         return phases.corrected(forward, backward) + added
 
-    def core_s(self, rank: Rank, forward_s: float) -> float:
-        """Return the attention core's part of the forward pass, in seconds.
+    def again_s(self, rank: Rank, kind: RecomputeKind, forward_s: float) -> float:
+        """Return the seconds of a block's forward pass that a kind of recompute runs again.
 
-        The core has the same share of the layer's time, without communication, as of its counted
+        Operators have the same share of the layer's time, without communication, as of its counted
         work.
         """
-        if not self.layer.core:
+        if kind in {"none", "full"}:
+            return forward_s if kind == "full" else 0.0
+        again = self.layer.core if kind == "selective" else per_operator(self.layer).again
+        if not again:
             return 0.0
-        whole, core = (
+        whole, part = (
             max(
                 device_phases(operators, rank, self.constants).forward_s,
                 count_kernels(operators) * self.traits.launches_per_kernel * self.launch_s,
             )
-            for operators in (self.layer.measurable, self.layer.core)
+            for operators in (self.layer.measurable, again)
         )
-        return core / whole * forward_s
+        return part / whole * forward_s
 
     def modules_s(self, rank: Rank) -> float:
         """Return the seconds of the operators that the runtime recomputes in backward passes."""
@@ -354,6 +366,7 @@ class LayerWork:
             return 1.0
         device, host = self._device_and_host(rank)
         computed_s = self._bounded(at_size, device=device, host=host).forward_s
+        computed_s *= self._from_idle(at_size)
         ratio = (self.anchors.at_tp[size].forward_s - computed_s) / counted_s
         return min(max(ratio, 1 / COLLECTIVE_RATIO_LIMIT), COLLECTIVE_RATIO_LIMIT)
 
@@ -466,8 +479,27 @@ class LayerWork:
         at_size = self._measured_rank(rank, size)
         device_s = device_phases(self.layer.measurable, at_size, self.constants).forward_s
         if device_s > self.host_s:
-            return measured_s / device_s, 1.0
+            return measured_s / device_s / self._from_idle(at_size), 1.0
         return 1.0, measured_s / self.host_s
+
+    def _from_idle(self, rank: Rank) -> float:
+        """Return the time of measured forward passes over that of a device that never waits.
+
+        A kernel starts when the host has launched it. So a pass that begins on an idle device takes
+        as long as the host up to some kernel, and the device from there on, whichever is longest.
+        """
+        device_s = device_phases(self.layer.measurable, rank, self.constants).forward_s
+        if not self.anchors.idle_share or device_s <= self.host_s:
+            return 1.0
+        launch_s = self.traits.launches_per_kernel * self.launch_s
+        launched_s = finished_s = 0.0
+        for op in self.layer.measurable:
+            kernels = max(1, count_kernels([op]))
+            kernel_s = device_phases([op], rank, self.constants).forward_s / kernels
+            for _ in range(kernels):
+                launched_s += launch_s
+                finished_s = max(finished_s, launched_s) + kernel_s
+        return 1.0 + self.anchors.idle_share * (finished_s / device_s - 1.0)
 
     def _measured_rank(self, rank: Rank, size: int) -> Rank:
         return replace(
@@ -480,7 +512,7 @@ class LayerWork:
         for size, measured in self.anchors.alone.items():
             at_size = self._measured_rank(rank, size)
             counted = self._bounded(at_size, device=device, host=host)
-            forward[size] = measured.forward_s / counted.forward_s
+            forward[size] = measured.forward_s / counted.forward_s / self._from_idle(at_size)
             if measured.backward_s is not None:
                 backward[size] = measured.backward_s / counted.backward_s
         size = rank.micro_batch_size
@@ -519,6 +551,7 @@ class LayerCosts:
             collective_host_s=ring.host_s,
             expert_streams=0 if self.traits.fused_experts else self.traits.expert_streams,
             reads_for_scales=self.traits.reads_for_scales,
+            has_unaligned_kernels=self.traits.has_unaligned_kernels,
         )
         scale = self.constants.program_scale
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
@@ -542,26 +575,24 @@ class LayerCosts:
         if not layer.operators:
             return self._passing(anchors, rank)
         if layer.kind != "block":
-            rank = rank.beside_fp8
+            rank = rank.beside_narrow
         work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
         if (index, rank) not in self._computed:
             self._computed[index, rank] = work.compute(rank)
         compute = self._computed[index, rank]
         forward_talk_s, backward_talk_s = self._visible_talk_s(work, compute, rank, paths)
-        runs, again, core_s = 1, 0, 0.0
+        runs, again_s, share = 1, 0.0, 0.0
         if layer.kind == "block":
-            runs, again = self.traits.forward_runs, int(recompute == "full")
-            if recompute == "selective":
-                core_s = work.core_s(rank, compute.forward_s)
-            if recompute != "full":
-                core_s += work.modules_s(rank)
+            runs, share = self.traits.forward_runs, TALK_AGAIN.get(recompute, 0.0)
+            again_s = work.again_s(rank, recompute, compute.forward_s) + share * forward_talk_s
+            again_s += work.modules_s(rank) if recompute in {"none", "selective"} else 0.0
         forward_s = compute.forward_s + forward_talk_s
         backward_s = compute.backward_s + backward_talk_s + self._accumulation_s(layer, rank)
         if layer.kind == "block" and self.traits.offloaded_blocks:
             offload_s = self._offload_s(layer, rank)
             forward_s, backward_s = max(forward_s, offload_s), max(backward_s, offload_s)
-        talk_s = (runs + again) * forward_talk_s + backward_talk_s
-        return runs * forward_s, again * forward_s + core_s + backward_s, talk_s
+        talk_s = (runs + share) * forward_talk_s + backward_talk_s
+        return runs * forward_s, again_s + backward_s, talk_s
 
     def _visible_talk_s(
         self, work: LayerWork, compute: Phases, rank: Rank, paths: tuple[Path, Path]

@@ -28,6 +28,7 @@ from amp_ray.cost.timer import chunks_in_flight, in_flight
 from amp_ray.cost.weights import Weights
 from amp_ray.memo import memoised
 from amp_ray.models.model import Layer, Model
+from amp_ray.models.per_operator import per_operator
 from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import RecomputeKind
@@ -37,6 +38,9 @@ from amp_ray.units import BYTES_PER_FP8
 CHECKPOINT_BUFFERS = 2
 """With full recompute, or where outputs are freed, what is kept includes a stage's input; at
 each end of the stage there is one buffer for a received tensor and one for a sent tensor."""
+
+CHECKPOINTS = ("per-operator", "full")
+"""Kinds of recompute that keep the input of a block."""
 
 PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
 """Parts of a peak; activations, with message buffers, are the rest after all other parts."""
@@ -84,17 +88,18 @@ class LayerMemory:
         return replace(per, kept=per.kept - less, weight=per.weight - less)
 
     @memoised
-    def rows(self, weights: Weights, again: RecomputeKind) -> FloatArray:
+    def rows(self, weights: Weights, again: RecomputeKind, later: float = 0.0) -> FloatArray:
         """Return the rows of `peak_with`, shape ``(4, num_layers + 1)``.
 
         Prefix sums of parameters and kept bytes, temporary bytes of each layer, and bytes that
-        cross each boundary.
+        cross each boundary. ``later`` is as in `temporary_bytes`.
         """
         layers, positions = self.model.distinct_layers
-        kept, temporary = (
-            np.array([bytes_of(layer, again) for layer in layers])[list(positions)]
-            for bytes_of in (self.kept_bytes, self.temporary_bytes)
-        )
+        each = [
+            (self.kept_bytes(layer, again), self.temporary_bytes(layer, again, later))
+            for layer in layers
+        ]
+        kept, temporary = np.array(each)[list(positions)].T
         rows = np.zeros((4, self.model.num_layers + 1))
         rows[0] = weights.prefix
         np.cumsum(kept, out=rows[1, 1:])
@@ -112,20 +117,25 @@ class LayerMemory:
         """Bytes that one micro-batch in flight keeps.
 
         Without recompute these are all saved tensors. Selective recompute drops the tensors made
-        within the attention core; full recompute keeps only a block's input. Products in 8-bit
-        floats keep their inputs in 8 bits.
+        within the attention core; full recompute keeps only a block's input, recompute by operator
+        also some results. Products in narrow formats keep their inputs in these.
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if _runs_again(layer, again):
             kept = width * layer.output_elements / self._divides_tokens  # as its input
+            if again == "per-operator":
+                divides = self.rank.sequence_parallel
+                results = per_operator(layer)
+                kept += results.kept_bytes(self.rank.tp, width, sequence_parallel=divides)
             return size * kept * self._kept_share(layer)
         if layer.kind == "block":
             layer = self._without_recomputed(layer)
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if again == "selective":
             kept -= self._each(layer.core_saved_bytes)
-        if self.rank.precision == "fp8" and layer.kind == "block":
-            kept -= (width - BYTES_PER_FP8) / width * self._each(layer.cast_saved_bytes)
+        narrow = self.rank.narrow
+        if narrow and layer.kind == "block":
+            kept -= (width - narrow.num_bytes) / width * self._each(layer.cast_saved_bytes)
         return size * kept * self._kept_share(layer)
 
     def _kept_share(self, layer: Layer) -> float:
@@ -138,8 +148,11 @@ class LayerMemory:
             return 1.0
         return max(1.0, blocks - self.traits.offloaded_blocks + 1.0) / blocks
 
-    def temporary_bytes(self, layer: Layer, again: RecomputeKind) -> float:
+    def temporary_bytes(self, layer: Layer, again: RecomputeKind, later: float = 0.0) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
+
+        ``later`` are the bytes of gradients that live beside any layer's working set, but not yet
+        beside logits, whose loss begins the backward pass.
 
         Recomputed tensors live for one micro-batch: all saved tensors of a block, or only those of
         its attention core. Under sequence parallelism products run on whole tensors.
@@ -155,7 +168,8 @@ class LayerMemory:
             whole = max(map(max, filter(None, map(layer.all_reduce_elements, PASSES))), default=0.0)
             working += GATHERED_COPIES * whole * self.rank.bytes_per_element
         working += layer.buffer_elements * self.rank.bytes_per_element / self.rank.tp
-        return self.rank.micro_batch_size * max(logits, working)
+        size = self.rank.micro_batch_size
+        return max(size * logits - later, size * working)
 
     @cached_property
     def unused_gradients_bytes(self) -> tuple[float, float]:
@@ -214,7 +228,7 @@ class LayerMemory:
 
 
 def _runs_again(layer: Layer, again: RecomputeKind) -> bool:
-    return again == "full" and layer.kind == "block"
+    return again in CHECKPOINTS and layer.kind == "block"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -248,16 +262,19 @@ class MemoryModel:
         constants: Constants,
     ) -> Self:
         """Return the memory of a candidate's stages from that of its layers."""
+        per, zero = layers.per_of(candidate.options.zero.stage), candidate.options.zero
+        alone = zero.stage >= SHARDED_GRADIENTS and candidate.pp == 1
+        later = _largest_layer(weights) * (per.weight + per.gradient) if alone else 0.0
         return cls(
-            layers=layers.rows(weights, candidate.options.recompute.kind),
-            plain=layers.rows(weights, "none"),
+            layers=layers.rows(weights, candidate.options.recompute.kind, later),
+            plain=layers.rows(weights, "none", later),
             block_counts=np.array(layers.model.block_counts),
             weights=weights,
             candidate=candidate,
             rank=layers.rank,
             optimizer=optimizer,
             traits=layers.traits,
-            per=layers.per_of(candidate.options.zero.stage),
+            per=per,
             constants=constants,
             unused_bytes=layers.unused_gradients_bytes,
         ).weighed()
@@ -473,7 +490,8 @@ class MemoryModel:
         Checkpoints include a stage's input. Without recompute its first norm saves the received
         tensor itself, and the runtime may free what it has sent.
         """
-        return self.traits.frees_outputs or self.candidate.options.recompute.kind == "full"
+        kind = self.candidate.options.recompute.kind
+        return self.traits.frees_outputs or kind in CHECKPOINTS
 
     @cached_property
     def _stages(self) -> FloatArray:
@@ -536,20 +554,25 @@ class MemoryModel:
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
-        """Return a rank's bytes of a parameter between micro-batches, copies in fp8 included."""
+        """Return a rank's bytes of a parameter between micro-batches, narrow copies included."""
         return self._copy_bytes(options) + self._kept_bytes(per, options)
 
     def _copy_bytes(self, options: StageOptions) -> float:
-        """Return a rank's bytes of a parameter's copies in fp8, beside the weight itself.
+        """Return a rank's bytes of a parameter's narrow copies, beside the weight itself.
 
         Beside weights in fp8 these are transposed copies, which are made anew of gathered weights
         (Megatron-core, ``keep_fp8_transpose_cache``).
         """
-        if self.rank.precision != "fp8":
+        narrow = self.rank.narrow
+        if narrow is None:
             return 0.0
-        copies = self.traits.fp8_bytes_per_parameter
+        zero, copies = options.zero, narrow.copy_bytes
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp == 1 and not zero.keeps_weights:
+            return 0.0  # only a gathered layer has copies
+        if copies is None:
+            copies = self.traits.fp8_bytes_per_parameter
         if "primary" in self.traits.formats.kept:
-            copies = copies - BYTES_PER_FP8 if options.zero.stage < MOST_ZERO_STAGE else 0.0
+            copies = copies - BYTES_PER_FP8 if zero.stage < MOST_ZERO_STAGE else 0.0
         return copies * _block_share(self.weights.model)
 
     def _kept_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
@@ -610,13 +633,15 @@ class MemoryModel:
         Two layers are gathered at a time, the running one and the next one, or as many as the
         runtime gathers ahead; or all layers, if weights stay until the backward pass. The gradients
         of one layer are computed while those of another, or of as many as may wait, are reduced.
+        The running layer has copies in fp8.
         """
         zero = self.candidate.options.zero
         if zero.stage < SHARDED_GRADIENTS:
             return 0.0
         held = np.diff(self.weights.prefix)
-        largest = float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
-        gradients = largest / 2 * (per.weight + per.gradient)
+        largest = 2 * _largest_layer(self.weights)
+        copies = self.traits.fp8_bytes_per_parameter if self.rank.precision == "fp8" else 0.0
+        gradients = largest / 2 * (per.weight + per.gradient + copies)
         if self.candidate.pp > 1:
             return gradients
         waiting = min(self.traits.waiting_elements, float(held.sum()))
@@ -643,6 +668,12 @@ class MemoryModel:
         tied = self.weights.tied
         columns = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
         return np.array(columns, dtype=np.float64)
+
+
+def _largest_layer(weights: Weights) -> float:
+    """Return the most parameters of a layer, as the mean of two neighbours that live at a time."""
+    held = np.diff(weights.prefix)
+    return float((held[1:] + held[:-1]).max()) / 2 if len(held) > 1 else float(held[0]) / 2
 
 
 def _block_share(model: Model) -> float:

@@ -54,6 +54,7 @@ class SampleCosts:
 
     experiment: Experiment  # its model is that of these samples
     cp: int = 1  # ranks that divide every sequence; a sample is one rank's part
+    head_ranks: int = 1  # those of them that divide the heads of attention
 
     @property
     def are_whole(self) -> bool:
@@ -89,6 +90,7 @@ class SampleCosts:
             topology=self.topology,
             precision=self.experiment.precision,
             cp=self.cp,
+            head_ranks=self.head_ranks,
         )
 
     @cached_property
@@ -210,7 +212,10 @@ class CostModel(SampleCosts):
                 stage's tp on its devices.
         """
         self._check_devices(stages)
-        samples, types = self.samples(stages.cp), stages.types(self.experiment.cluster)
+        samples, types = (
+            self._samples_at(stages),
+            stages.types(self.experiment.cluster),
+        )
         topology, messages = samples.network(max(map(max, stages.shares)))
         rings = topology.rings(stages.tensor_groups)
         if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
@@ -241,7 +246,7 @@ class CostModel(SampleCosts):
     ) -> StageCosts:
         """Return `stage_costs` of stages that differ from those of ``costs`` only in recompute."""
         kinds = replace(costs.kinds, stages=stages)
-        times = self.samples(stages.cp).time_tables.of_kinds(kinds)
+        times = self._samples_at(stages).time_tables.of_kinds(kinds)
         return replace(
             costs,
             stages=stages,
@@ -278,6 +283,7 @@ class CostModel(SampleCosts):
             reasons=verdict.reasons,
             warnings=(EXTRAPOLATED,) if costs.times.extrapolated else (),
             failure_probability=verdict.failure_probability,
+            unexplained=experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes)),
         )
 
     def passes(self, costs: StageCosts, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
@@ -353,24 +359,28 @@ class CostModel(SampleCosts):
         self, stages: PlacedStages, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
         """Return the seconds of passes and messages for these cuts, without the host's time."""
-        times, messages = self.samples(stages.cp).times_and_messages(stages)
+        times, messages = self._samples_at(stages).times_and_messages(stages)
         return times.at(bounds), messages.at(bounds)
 
     def stage_memory(self, stages: PlacedStages) -> StageMemory:
         """Return the memory of stages."""
-        return stage_memory(stages, self.experiment.cluster, self.samples(stages.cp).memory)
+        return stage_memory(stages, self.experiment.cluster, self._samples_at(stages).memory)
 
     def samples_of(self, options: StageOptions) -> SampleCosts:
         """Return the costs of the samples of ranks with these options."""
-        return self.samples(options.cp)
+        return self.samples(options.cp, options.tp)
 
-    def samples(self, cp: int) -> SampleCosts:
+    def _samples_at(self, stages: PlacedStages) -> SampleCosts:
+        return self.samples(stages.cp, stages.options[0].tp)
+
+    def samples(self, cp: int, tp: int = 1) -> SampleCosts:
         """Return the costs of the samples of a rank, where ``cp`` ranks divide every sequence."""
-        return self if cp == 1 else self._sequence_parts(cp)
+        return self if cp == 1 else self._sequence_parts(cp, self.experiment.head_ranks(tp, cp))
 
     @memoised
-    def _sequence_parts(self, cp: int) -> SampleCosts:
-        return SampleCosts(experiment=context_experiment(self.experiment, cp), cp=cp)
+    def _sequence_parts(self, cp: int, head_ranks: int) -> SampleCosts:
+        experiment = context_experiment(self.experiment, cp, head_ranks)
+        return SampleCosts(experiment=experiment, cp=cp, head_ranks=head_ranks)
 
     @memoised
     def slices(self, tokens: int, context: int, *, measured: bool) -> SampleCosts:

@@ -11,7 +11,7 @@ from amp_ray.clusters.device import Device
 from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, OLDER_ATTENTION_RATE
 from amp_ray.models.operator import Elementwise, Gemm, Operator
 from amp_ray.strategies.candidate import StageOptions
-from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
+from amp_ray.units import BYTES_PER_ELEMENT, NARROW, NarrowFormat, Precision
 
 TILES: Final = ((128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3))
 """Rows, columns and rate against the largest tile of the GEMM libraries on devices with tensor
@@ -38,11 +38,6 @@ FUSED_BACKWARD_RATE: Final = 63 / 73
 """Rate of these products in the backward pass relative to the forward pass: FlashAttention-2
 reaches up to 63 and 73 % of an A100's peak (Dao, arXiv:2307.08691, section 4.1)."""
 
-CAST_BYTES: Final = 4
-"""Traffic of casting an element for products in 8-bit floats: read in bf16, written twice, as it is
-and transposed, since those products want both operands along the inner dimension (Transformer
-Engine's documentation, "FP8 primer"). Weights are cast once per step."""
-
 SCALE_BYTES: Final = 2
 """Traffic of finding the largest element for one scale per tensor, in bf16. Norms find that of
 their results as they write them (Transformer Engine 2.12: `Float8CurrentScalingQuantizer` in
@@ -52,10 +47,10 @@ SCALE_KERNELS: Final = 2
 """Kernels of that beside the cast: the largest element, and its scale."""
 
 PAD_BYTES: Final = 4
-"""Traffic of copying an element in bf16. Products in 8-bit floats want multiples of 16 or 32 rows
-(cuBLAS; blocks of MXFP8), which tokens of an expert hardly ever are: all are copied to padded rows
-before the first product, and back after the second, in both passes (Transformer Engine's
-`Fp8Padding` and `Fp8Unpadding`, in Megatron-core's `TEGroupedMLP`)."""
+"""Traffic of copying an element in bf16. Products in narrow formats want multiples of 16, 32 or 64
+rows (cuBLAS; blocks of MXFP8; transforms of NVFP4), which tokens of an expert hardly ever are: all
+are copied to padded rows before the first product, and back after the second, in both passes
+(Transformer Engine's `Fp8Padding` and `Fp8Unpadding`, in Megatron-core's `TEGroupedMLP`)."""
 
 ADDRESS_INSTRUCTIONS: Final = 50
 """Instructions with which a kernel of PyTorch finds, loads, processes and stores an element of a
@@ -84,11 +79,14 @@ class Rank:
     collective_host_s: float = 0.0
     # Elements in half precision of which the starts of operands' rows are multiples: 8, 2 or 1
     alignment: int = ALIGNED
+    # Whether its cuBLAS has kernels of tensor cores for operands that are not aligned
+    has_unaligned_kernels: bool = True
     # Products of different experts that run at once, each a kernel; 0 if one kernel computes all
     expert_streams: int = 0
     # Experts of the rank whose product this is; 0 for other products; see `of_experts`
     num_experts: int = 0
-    # Whether 8-bit operands are read once more for their scale, before they are cast
+    # Whether 8-bit operands are read once more for their scale, before they are cast; those of
+    # NVFP4 always are
     reads_for_scales: bool = False
 
     @classmethod
@@ -119,6 +117,10 @@ class Rank:
         alignment = next(fitting, 1)
         return self if alignment == self.alignment else replace(self, alignment=alignment)
 
+    def unaligned_flops(self, alignment: int) -> float:
+        """Return the rate of such kernels; 0 if board or library has none, or it is unknown."""
+        return self.has_unaligned_kernels * self.device.unaligned_flops(alignment)
+
     def of_experts(self, num_experts: int) -> Self:
         """Return this rank for a product of its experts, to which a router sends their rows."""
         return replace(self, num_experts=num_experts)
@@ -129,9 +131,14 @@ class Rank:
         return ceil(self.num_experts / self.expert_streams) if self.expert_streams else 1
 
     @property
-    def beside_fp8(self) -> Self:
-        """The rank for kernels that stay in bf16 while others run in 8-bit floats."""
-        return replace(self, precision="bf16") if self.precision == "fp8" else self
+    def narrow(self) -> NarrowFormat | None:
+        """Format to which operands of products are cast; None if they are as all else."""
+        return NARROW.get(self.precision)
+
+    @property
+    def beside_narrow(self) -> Self:
+        """The rank for kernels that stay in bf16 while others run in a narrower format."""
+        return replace(self, precision="bf16") if self.narrow else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +216,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     else:
         batch *= rank.micro_batch_size
     if gemm.keeps_precision or not gemm.has_weight:
-        rank = rank.beside_fp8
-    if not gemm.has_weight or (rank.precision != "fp8" and rank.device.unaligned_flops(1)):
+        rank = rank.beside_narrow
+    if not gemm.has_weight or (rank.narrow is None and rank.unaligned_flops(1)):
         rank = rank.reading(columns, inner)
     if gemm.is_expert:
         rank = rank.of_experts(round(batch))
@@ -218,7 +225,7 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     right_s = gemm_s(inner, columns, rows, batch, rank, constants)
     overlaps = gemm.all_reduce == "backward"
     input_s = gradient_s = padding_s = 0.0
-    if rank.precision == "fp8":
+    if rank.narrow:
         input_s, gradient_s = (
             0.0 if done else _cast_s(batch * rows * width, rank, constants, after_norm=after_norm)
             for width, after_norm, done in (
@@ -238,8 +245,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
 
 def cast_operands(gemm: Gemm, rank: Rank) -> tuple[int, int]:
     """Return the operands that the host casts in both passes, outside of loops."""
-    in_fp8 = rank.precision == "fp8" and gemm.has_weight and not gemm.keeps_precision
-    if not in_fp8 or (gemm.is_expert and rank.expert_streams):
+    is_narrow = rank.narrow is not None and gemm.has_weight and not gemm.keeps_precision
+    if not is_narrow or (gemm.is_expert and rank.expert_streams):
         return 0, 0
     return int(not gemm.has_cast_input), int(not gemm.has_cast_gradient)
 
@@ -249,15 +256,17 @@ def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:
     if not (gemm.is_expert and rank.expert_streams):
         return 0, 0
     experts = round(gemm.batch / (rank.tp if gemm.shard == "batch" else 1))
-    casts = (1 + SCALE_KERNELS * rank.reads_for_scales) if rank.precision == "fp8" else 0
+    scales = rank.reads_for_scales or (rank.narrow is not None and rank.narrow.reads_for_scales)
+    casts = (1 + SCALE_KERNELS * scales) if rank.narrow else 0
     return experts * (1 + casts), experts * (BACKWARD_KERNELS_PER_FORWARD + casts)
 
 
 def _cast_s(elements: float, rank: Rank, constants: Constants, *, after_norm: bool) -> float:
-    """Time the cast of an operand to 8-bit floats; a norm before it has found its scale."""
-    scales = rank.reads_for_scales and not after_norm
+    """Time the cast of an operand; a norm before it has found the scale of one in 8-bit floats."""
+    assert rank.narrow is not None, "only operands of narrow formats are cast"
+    scales = rank.narrow.reads_for_scales or (rank.reads_for_scales and not after_norm)
     kernels = (1 + scales * SCALE_KERNELS) * (rank.num_experts if rank.expert_streams else 0)
-    num_bytes = elements * (CAST_BYTES + scales * SCALE_BYTES)
+    num_bytes = elements * (rank.narrow.cast_bytes + scales * SCALE_BYTES)
     return stream_s(num_bytes, kernels, rank.device, constants)
 
 
@@ -271,7 +280,7 @@ def gemm_s(
     written. The time to read and write everything once is a lower bound.
     """
     device, width = rank.device, rank.bytes_per_element
-    operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
+    operand = rank.narrow.num_bytes if rank.narrow else width
     rate = product_rate(rank, rank.precision, constants)
     limit = rate if rank.alignment == ALIGNED else min(rate, unaligned_rate(rank, constants))
     busy_s = busiest_s(
@@ -390,7 +399,7 @@ def fused_attention_phases(
     average by half of the longest block, and no pass is shorter than that block. ``traffic`` are
     the seconds of all that it reads and writes, and of its launches.
     """
-    rate = attention_rate(op, rank.beside_fp8, constants)
+    rate = attention_rate(op, rank.beside_narrow, constants)
     half_block_s = op.block_flops * rank.device.num_multiprocessors / rate / 2
     forward_s = max(samples * op.flops / rate, half_block_s) + half_block_s
     backward_s = FUSED_BACKWARD_PRODUCTS / FUSED_BACKWARD_RATE * forward_s
@@ -430,22 +439,22 @@ def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
 def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
     """Return the rate of matrix products in full tiles, in floating-point operations per second."""
     device = rank.device
-    return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
+    return device.product_flops(precision) * constants.gemm_scale
 
 
 def unaligned_rate(rank: Rank, constants: Constants) -> float:
     """Return the rate of products whose operands' rows begin at no multiples of 16 bytes.
 
-    Where nothing was measured, it is that of the units of single precision, two numbers in half
-    precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data sheet:
-    31.4 and 15.7 TFLOP/s). The rate is in floating-point operations per second, and infinite in
-    single precision.
+    Where board or library has no kernels for them, it is that of the units of single precision, two
+    numbers in half precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100
+    data sheet: 31.4 and 15.7 TFLOP/s). The rate is in floating-point operations per second, and
+    infinite in single precision.
     """
     device = rank.device
     if device.fp32_flops is None or rank.precision == "fp32":
         return inf
-    halves = HALVES * device.fp32_flops * device.gemm_fraction
-    return (device.unaligned_flops(rank.alignment) or halves) * constants.gemm_scale
+    halves = HALVES * device.product_flops("fp32")
+    return (rank.unaligned_flops(rank.alignment) or halves) * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

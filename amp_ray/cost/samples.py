@@ -4,11 +4,12 @@ A slice of a sequence attends to the tokens before it. A context-parallel rank h
 tokens from the front and the end of a sequence, so that all ranks have equal work in attention
 (zigzag). Outside attention both count as shorter sequences. The ``cp`` ranks of a sample count as
 data-parallel ranks, since they hold the same weights and sum their gradients. Their additional
-cost is the exchange of keys and values, as every rank needs those of all tokens.
+cost is the exchange of keys and values, as every rank needs those of all tokens; or all-to-alls
+before and after attention, where ranks divide its heads instead.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.collective import Path, all_gather_s, start_s
+from amp_ray.cost.collective import Path, all_gather_s, exchange_s, start_s
 from amp_ray.cost.roofline import Rank, elementwise_phases
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
@@ -63,8 +64,10 @@ def largest_share(slices: TokenSlices) -> float:
     return max(sequences * max(tokens) for sequences, tokens in slices) / whole
 
 
-def context_experiment(experiment: Experiment, cp: int) -> Experiment:
+def context_experiment(experiment: Experiment, cp: int, head_ranks: int = 1) -> Experiment:
     """Return an experiment whose samples are the parts of sequences on one of ``cp`` ranks.
+
+    ``head_ranks`` of them divide the heads of attention.
 
     Raises:
         InputError: If ``cp`` ranks cannot divide the model's sequences evenly.
@@ -80,6 +83,7 @@ def context_experiment(experiment: Experiment, cp: int) -> Experiment:
         kernels_of(traits, (shape.sequence_length - tokens) // 2),
         fused_attention=True,
         cp=cp,
+        head_ranks=head_ranks,
         gathers_context=traits.context_parallel == "all-gather",
     )
     model = shorter_model(experiment.model, traits, tokens=tokens, kernels=kernels)
@@ -232,27 +236,42 @@ def non_negative(columns: FloatArray, target: FloatArray) -> tuple[float, float]
     return (float(alone[0]), 0.0) if better == 0 else (0.0, float(alone[1]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextGroup:
+    """Ranks that divide a sequence."""
+
+    ring_ranks: int  # those with the same heads of attention
+    ring: Path  # between these
+    exchange: Path  # between those that divide the heads
+
+
 def context_exchange_s(
-    layer: Layer, rank: Rank, cp: int, path: Path, traits: RuntimeTraits, constants: Constants
+    layer: Layer, rank: Rank, group: ContextGroup, traits: RuntimeTraits, constants: Constants
 ) -> tuple[float, float]:
-    """Return the time that the exchange of keys and values adds to both passes of one layer.
+    """Return the time that exchanges between ranks of a sequence add to both passes of one layer.
 
     In a ring each block of keys and values moves on while attention to the previous block is
     computed; only the excess of the transfer over this computation is visible, ``cp - 1`` times.
     The backward pass also moves their gradients, which need one more step to return to their rank.
     If keys and values are gathered instead, the whole gather is visible. The backward pass gathers
-    them again and scatters their gradients. The layer has one rank's tokens.
+    them again and scatters their gradients. If ranks divide heads, queries, keys, values and the
+    result have an all-to-all each, in the backward pass their gradients. The layer has one rank's
+    tokens.
 
     References:
         Liu et al., Ring Attention, arXiv:2310.01889; Dubey et al., Llama 3, arXiv:2407.21783,
-        section 3.3.2 (all-gather).
+        section 3.3.2 (all-gather); Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509.
     """
     forward_s = backward_s = 0.0
-    start = start_s(constants, traits)
+    start, path, cp = start_s(constants, traits), group.ring, group.ring_ranks
+    width = rank.micro_batch_size * rank.bytes_per_element / rank.tp
     for op in layer.elementwise:
+        exchanged_s = sum(exchange_s(n * width, group.exchange, start) for n in op.head_exchanges)
+        forward_s += exchanged_s
+        backward_s += exchanged_s
         if not op.context_elements:
             continue
-        block = op.context_elements * rank.micro_batch_size * rank.bytes_per_element / rank.tp
+        block = op.context_elements * width
         if traits.context_parallel == "all-gather":
             gathered_s = all_gather_s(block * cp, cp, path, start)
             forward_s += gathered_s

@@ -20,7 +20,7 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.layers import LayerCosts, rank_model
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.samples import context_exchange_s
+from amp_ray.cost.samples import ContextGroup, context_exchange_s
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.memo import memoised
 from amp_ray.models.model import Model
@@ -170,12 +170,18 @@ class PlacedStages:
             for grid, options in zip(grids, self.options, strict=True)
         ]
 
-    def context_rings(self, topology: Topology) -> Rings:
-        """Return each tensor-parallel group's slowest context-parallel ring, if all run at once."""
-        if self.cp == 1:
+    def context_rings(self, topology: Topology, head_ranks: int = 1) -> Rings:
+        """Return each tensor-parallel group's slowest context-parallel ring, if all run at once.
+
+        A ring has one of every ``head_ranks`` consecutive ranks, which divide attention's heads.
+        """
+        size = self.cp // head_ranks
+        if size == 1:
             return Rings(paths=(NO_RING,), index=(0,) * self.first_group[-1])
-        rows = [grid.reshape(-1, self.cp, grid.shape[1]).swapaxes(1, 2) for grid in self.grids]
-        rings = topology.rings(np.concatenate([row.reshape(-1, self.cp) for row in rows]))
+        rows = [
+            grid.reshape(-1, size, head_ranks * grid.shape[1]).swapaxes(1, 2) for grid in self.grids
+        ]
+        rings = topology.rings(np.concatenate([row.reshape(-1, size) for row in rows]))
         order = sorted(rings.paths, key=lambda path: (path.bytes_per_s, -path.step_s))
         place = np.array([order.index(path) for path in rings.paths])[list(rings.index)]
         ends = np.cumsum([row.shape[0] * row.shape[1] for row in rows])
@@ -184,6 +190,13 @@ class PlacedStages:
             for ranks, row in zip(np.split(place, ends[:-1]), rows, strict=True)
         ]
         return Rings(paths=tuple(order), index=tuple(np.concatenate(slowest).tolist()))
+
+    def head_exchanges(self, topology: Topology, head_ranks: int) -> list[Path]:
+        """Return the path of each stage's all-to-alls of attention's heads, if all run at once."""
+        if head_ranks == 1:
+            return [NO_RING] * self.pp
+        rows = [grid.reshape(-1, head_ranks, grid.shape[1]).swapaxes(1, 2) for grid in self.grids]
+        return [topology.exchange(row.reshape(-1, head_ranks)) for row in rows]
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:
         """Return the device types of every tensor-parallel group."""
@@ -387,6 +400,7 @@ class GroupKind:
     ring: Path  # path of its all-reduces
     exchange: Path  # path of its experts' all-to-alls
     context: Path  # path of keys and values between the ranks that divide its sequences
+    heads: Path  # path of all-to-alls between those of them that divide attention's heads
     options: int  # index into `PlacedStages.distinct_options`
     samples: int  # in one micro-batch
 
@@ -408,6 +422,7 @@ class TimeTables:
     topology: Topology  # types of the devices, and the links between them
     precision: Precision  # precision of activations and weights
     cp: int = 1  # ranks that divide every sequence
+    head_ranks: int = 1  # those of them that divide the heads of attention
 
     def times(
         self, stages: PlacedStages, types: Sequence[frozenset[int]], rings: Rings
@@ -428,12 +443,16 @@ class TimeTables:
         """Sort tensor-parallel groups into kinds of equal times; for the arguments see `times`."""
         _, of_stage = stages.distinct_options
         exchanges: dict[Path, int] = {}
-        context = stages.context_rings(self.topology)
-        number: dict[tuple[frozenset[int], int, int, int, int, int], int] = {}
+        context = stages.context_rings(self.topology, self.head_ranks)
+        heads = stages.head_exchanges(self.topology, self.head_ranks)
+        number: dict[tuple[frozenset[int], int, int, int, int, int, int], int] = {}
         kind: list[int] = []
         for stage, path in enumerate(stages.exchanges(self.topology, self.copies)):
             first, end = stages.first_group[stage : stage + 2]
-            options, exchange = of_stage[stage], exchanges.setdefault(path, len(exchanges))
+            options, exchange, divided = (
+                of_stage[stage],
+                *(exchanges.setdefault(each, len(exchanges)) for each in (path, heads[stage])),
+            )
             groups = zip(
                 types[first:end],
                 rings.index[first:end],
@@ -441,7 +460,8 @@ class TimeTables:
                 stages.shares[stage],
                 strict=True,
             )
-            kind += [number.setdefault((*row, options, exchange), len(number)) for row in groups]
+            rest = options, exchange, divided
+            kind += [number.setdefault((*row, *rest), len(number)) for row in groups]
         paths = list(exchanges)
         distinct = tuple(
             GroupKind(
@@ -449,10 +469,11 @@ class TimeTables:
                 ring=rings.paths[ring],
                 exchange=paths[exchange],
                 context=context.paths[around],
+                heads=paths[divided],
                 options=options,
                 samples=samples,
             )
-            for device_types, ring, around, samples, options, exchange in number
+            for device_types, ring, around, samples, options, exchange, divided in number
         )
         return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind))
 
@@ -467,7 +488,7 @@ class TimeTables:
                     kind.types, kind.ring, of_kind, samples, kind.exchange
                 )
                 if self.cp > 1:
-                    table = self._with_context(table, kind.context, of_kind, samples)
+                    table = self._with_context(table, kind, of_kind)
                 priced.append((table, extrapolated))
             return np.array([table for table, _ in priced]), any(more for _, more in priced)
 
@@ -489,7 +510,8 @@ class TimeTables:
     def copies(self) -> int:
         """Copies of a token for its experts if each node receives only one, else 1."""
         costs = self.layer_costs
-        return costs.model.shape.experts_per_token if costs.traits.sends_tokens_once else 1
+        once = costs.traits.sends_tokens_once
+        return max(1, costs.model.shape.experts_per_token) if once else 1
 
     @memoised
     def rank_model(self, tp: int, ep: int, expert_tp: int) -> Model:
@@ -546,15 +568,22 @@ class TimeTables:
         return replace(self.layer_costs, model=self.rank_model(tp, ep, expert_tp))
 
     @memoised
-    def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
-        """Return the time that keys and values add to both passes of every layer."""
+    def exchange_s(
+        self, path: Path, tp: int, samples: int, heads: Path = NO_RING
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the time that exchanges between ranks of a sequence add to both passes by layer.
+
+        By default all-to-alls of heads are free, which gives a lower bound.
+        """
         costs, rows = self.layer_costs, []
+        ring_ranks = self.cp // self.head_ranks
+        group = ContextGroup(ring_ranks=ring_ranks, ring=path, exchange=heads)
         layers, positions = costs.model.distinct_layers
         for device in self.topology.cluster.device_types:
             rank = Rank(device=device, tp=tp, micro_batch_size=samples, precision=self.precision)
             rows.append(
                 [
-                    context_exchange_s(layer, rank, self.cp, path, costs.traits, costs.constants)
+                    context_exchange_s(layer, rank, group, costs.traits, costs.constants)
                     for layer in layers
                 ]
             )
@@ -562,10 +591,11 @@ class TimeTables:
         return forward_s, backward_s
 
     def _with_context(
-        self, table: FloatArray, path: Path, options: StageOptions, samples: int
+        self, table: FloatArray, kind: GroupKind, options: StageOptions
     ) -> FloatArray:
-        """Add the context-parallel exchange of keys and values to the times of a kind of group."""
-        forward_s, backward_s = self.exchange_s(path, options.tp, samples)
+        """Add the exchanges between ranks of a sequence to the times of a kind of group."""
+        forward_s, backward_s = self.exchange_s(kind.context, options.tp, kind.samples, kind.heads)
         alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
-        again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
+        keeps = options.recompute.kind in {"none", "per-operator"}  # results of attention
+        again_s = np.zeros_like(forward_s) if keeps else forward_s
         return table + alone + prefix_sums(np.array([0 * again_s, again_s, again_s]))

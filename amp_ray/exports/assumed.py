@@ -50,6 +50,8 @@ def assumptions(chosen: Chosen, program: str, words: Collection[str]) -> tuple[s
 def _value(value: object) -> str:
     if isinstance(value, Formats):
         return ", ".join(f"{key} {name}" for key, name in value.kept.items()) or "usual"
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     return figure_text(value) if isinstance(value, float) else str(value)

@@ -18,6 +18,8 @@ _OFF: Final[Mapping[str, object]] = {
     "shard_ranks": 0,
     "keeps_weights": False,
     "offloaded_blocks": 0,
+    "recompute_modules": (),
+    "loss_chunks": 1,
     "recompute": NO_RECOMPUTE,
 }
 """Values at which these settings are off; any other setting is off at its default."""
@@ -100,6 +102,8 @@ def settings_of(chosen: Chosen, program: str, supported: Collection[str]) -> dic
         **options.others,
         **experiment.traits.formats.kept,
         "offloaded_blocks": experiment.traits.offloaded_blocks,
+        "recompute_modules": experiment.traits.recompute_modules,
+        "loss_chunks": experiment.traits.loss_chunks,
     }
     wrong = [
         f"{name} {value}"

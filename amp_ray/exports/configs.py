@@ -52,7 +52,7 @@ _TP_PLAN: Final = (
 )
 """Transformers divides by the styles of a plan (``integrations/tensor_parallel.py``)."""
 
-_ACCELERATE_PRECISION: Final = {"fp32": "no"}
+_ACCELERATE_PRECISION: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 
 
 class _Table(Table):
@@ -183,11 +183,13 @@ def accelerate_config(chosen: Chosen) -> Export:
     if len({len(slots) for slots in hosts.values()}) > 1:
         raise ValueError("Accelerate starts as many processes on every host; here they differ")
     precision = settings["precision"]
+    if precision not in _ACCELERATE_PRECISION:
+        raise ValueError(f"Accelerate does not train in {precision}: plan with bf16")
     plugin, notes = _fsdp_plugin(chosen, settings) if is_fsdp else _plugin(chosen, settings)
     record = {
         "compute_environment": "LOCAL_MACHINE",
         **plugin,
-        "mixed_precision": _ACCELERATE_PRECISION.get(precision, precision),
+        "mixed_precision": _ACCELERATE_PRECISION[precision],
         "num_machines": len(hosts),
         "num_processes": len(places),
         "machine_rank": 0,
@@ -218,7 +220,7 @@ def _fsdp_plugin(
     shards = chosen.strategy.zero.shards(dp)
     if settings["pp"] > 1:
         raise ValueError("Accelerate's FSDP plugin has no pipeline: plan with search.max_pp=1")
-    if recompute.kind == "selective" or recompute.layers:
+    if recompute.kind not in {"none", "full"} or recompute.layers:
         message = f"Accelerate's FSDP plugin recomputes all blocks or none, not {recompute}"
         raise ValueError(message)
     if shards == 1:
@@ -260,7 +262,8 @@ def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
     recompute = settings["recompute"]
     if settings["tp"] * settings["pp"] > 1:
         check_even(chosen, "Accelerate's Megatron-LM plugin")
-        if recompute.kind == "full" or recompute.layers or settings["zero_stage"] > 1:
+        is_told = recompute.kind in {"none", "selective"} and not recompute.layers
+        if not is_told or settings["zero_stage"] > 1:
             raise ValueError(
                 "Accelerate's Megatron-LM plugin cannot be told recompute "
                 f"{recompute} with zero_stage {settings['zero_stage']}: selective and 1 at most"

@@ -23,6 +23,7 @@ from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.own_program.megatron_flags import (
+    HEAD_RANKS,
     MEGATRON_DEEPSPEED,
     strategy_flags,
 )
@@ -33,7 +34,7 @@ FUSES_EXPERTS: Final = {"NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1"}
 _SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks", "gradients", "moments", "primary"),
-    "offloaded_blocks",
+    *("offloaded_blocks", "recompute_modules"),
 )
 _VERSION: Final = "For Megatron-LM with megatron-core 0.16 to 0.19"
 _SCRIPT: Final = "pretrain_gpt.py"
@@ -253,7 +254,7 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
     """Yield keys and values for the flags of the strategy; the recipe already has the model."""
     words = strategy_flags(chosen.experiment, chosen.strategy)
     strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
-    for several in {_MODULES, _SCOPE} & strategy_words.keys():
+    for several in _LISTS & strategy_words.keys():
         first = words.index(f"--{several}") + 1
         names = takewhile(lambda word: not word.startswith("--"), words[first:])
         strategy_words[several] = f"[{','.join(names)}]"
@@ -324,8 +325,12 @@ _STRATEGY: Final = {
 }
 """Flags that are counts of a STRATEGY; a missing flag means 1."""
 
-_MODULES: Final = "recompute-modules"
-_SCOPE: Final = "cuda-graph-scope"
+_NARROW: Final = {"fp8-format": "fp8", "fp4-format": "nvfp4"}
+"""Precisions by the flag that stands beside ``--bf16``."""
+
+_LISTS: Final = frozenset({"recompute-modules", "cuda-graph-scope", HEAD_RANKS})
+"""Flags with several values, which are lists in Megatron-Bridge."""
+
 _FP8_RECIPES: Final = {
     "delayed": "bf16_with_fp8_delayed_scaling_mixed",
     "tensorwise": "bf16_with_fp8_current_scaling_mixed",
@@ -367,8 +372,9 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     precisions = [name for name in ("bf16", "fp16") if name in flags]
     if len(precisions) > 1:
         raise ValueError("--bf16 and --fp16: keep one")
-    if "fp8-format" in flags or precisions:
-        record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
+    precisions = [name for flag, name in _NARROW.items() if flag in flags] or precisions
+    if precisions:
+        record["precision"] = precisions[0]
     record |= _formats(flags)
     is_off = flags.get(_OFFLOAD, "0") == "0"
     record["offloaded_blocks"] = 0 if is_off else _count(flags, _OFFLOAD)

@@ -8,8 +8,9 @@ from amp_ray.errors import shown
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import NotRead, not_read
 from amp_ray.models.model import ModelShape
-from amp_ray.runtimes.traits import OPTIMIZERS
+from amp_ray.runtimes.traits import OPTIMIZERS, RECOMPUTED
 from amp_ray.shipped import Table, Words
+from amp_ray.trials.own_program.megatron_flags import HEAD_RANKS
 
 _MOST_PADDING: Final = 2**12  # rows of a vocabulary: more than 128 x tp 16, and special tokens
 _ON: Final = ""
@@ -115,6 +116,10 @@ def notes_of(
         if getattr(traits, trait) != value:
             text = str(value).lower()
             hints.setdefault(f"traits.{trait}={text}", []).append(flag)
+    modules = {*flags.get("recompute-modules", "").split()} & {*RECOMPUTED}
+    if modules - {*traits.recompute_modules}:
+        hint = f"'recompute={{modules: [{', '.join(sorted(modules))}]}}'"
+        hints[hint] = [f"recompute-modules {name}" for name in sorted(modules)]
     for hint, names in hints.items():
         why = f"plan it with --set {hint}"
         notes += not_read(names, file, shown_as=form, why=why)
@@ -150,6 +155,9 @@ def _decided(flags: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, object]
 def _unlike(flags: Mapping[str, str], experiment: Experiment) -> Iterator[str]:
     """Yield flags with values that the cost model does not assume and no trait decides."""
     table = FlagTable.shipped()
+    sizes = re.findall(r"[0-9]+", flags.get(HEAD_RANKS, ""))
+    if sizes and sizes != _context_sizes(flags, experiment):
+        yield " ".join((HEAD_RANKS, *sizes))
     for flag in {**table.as_assumed, **table.traits}:
         if flag not in flags or _ON in table.traits.get(flag, {}):
             continue
@@ -159,6 +167,13 @@ def _unlike(flags: Mapping[str, str], experiment: Experiment) -> Iterator[str]:
         if flag == "optimizer":
             usual.add(experiment.optimizer)
         yield from (f"{flag} {word}" for word in _words(flags[flag]) if word not in usual)
+
+
+def _context_sizes(flags: Mapping[str, str], experiment: Experiment) -> list[str]:
+    """Return the ranks of a sequence that divide heads, and of a ring, as they are planned."""
+    tp, cp = (int(flags.get(f"{name}-parallel-size", "1")) for name in ("tensor-model", "context"))
+    heads = experiment.head_ranks(tp, cp)
+    return [str(heads), str(cp // heads)]
 
 
 def check_optimizer(flags: Mapping[str, str], experiment: Experiment) -> None:

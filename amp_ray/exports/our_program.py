@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from amp_ray.errors import InputError
 from amp_ray.exports.chosen import Chosen, Export, Program
 from amp_ray.exports.megatron_keys import is_planned
 from amp_ray.exports.scripts import (
@@ -298,17 +297,14 @@ def _launch(chosen: Chosen, *, by_scheduler: bool) -> Launch:
     experiment, hosts = reached(chosen.experiment, by_scheduler=by_scheduler)
     launcher: Any = "agent" if by_scheduler else "deepspeed"
     trials = replace(experiment.trials, launcher=launcher, program=None)
-    try:
-        return trial_launch(
-            replace(experiment, trials=trials),
-            chosen.strategy,
-            trial_id=_TRIAL_ID,
-            hosts=hosts,
-            files={},
-            python="python3",
-        )
-    except InputError as error:
-        raise ValueError(str(error)) from None
+    return trial_launch(
+        replace(experiment, trials=trials),
+        chosen.strategy,
+        trial_id=_TRIAL_ID,
+        hosts=hosts,
+        files={},
+        python="python3",
+    )
 
 
 def _variables(launch: Launch) -> tuple[dict[str, str], tuple[str, ...]]:

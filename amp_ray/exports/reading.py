@@ -85,10 +85,11 @@ _OVERRIDE: Final = re.compile(r"\+{0,2}((?:\w+\.)+\w+|mixed_precision)=(.*)", re
 _PRECISIONS: Final = {
     **dict.fromkeys(("bf16_mixed", "bf16-mixed", "bf16"), "bf16"),
     **dict.fromkeys(("fp16_mixed", "16-mixed", "16"), "fp16"),
+    "bf16_with_nvfp4_mixed": "fp4-format",
 }
 """Flags by values of mixed_precision (Megatron-Bridge) and trainer.precision (NeMo)."""
 _OFF: Final = frozenset({"false", "null", "none"})
-_SEVERAL: Final = frozenset({"recompute-modules"})
+_SEVERAL: Final = frozenset({"recompute-modules", "hierarchical-context-parallel-sizes"})
 _SWIFT: Final = re.compile(r"\bmegatron (?:pt|sft|rlhf)\b")
 _MORE_OF_THE_RUN: Final = "it holds more of the run, which is not read"
 

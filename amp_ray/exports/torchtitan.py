@@ -19,7 +19,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import NotRead, count_of, not_read, section_of, switched_on
 from amp_ray.models.model import Layer, Model, ModelShape
 from amp_ray.shipped import Table, Words
-from amp_ray.strategies.recompute import parse_recompute
+from amp_ray.strategies.recompute import PER_OPERATOR, parse_recompute
 from amp_ray.strategies.strategy import all_bounds
 
 _DEGREES: Final = {
@@ -30,7 +30,7 @@ _DEGREES: Final = {
 }
 _SETTINGS: Final = (
     *(*_DEGREES, "dp", "recompute", "sequence_parallel", "virtual_stages", "etp"),
-    *("zero_stage", "shard_ranks", "keeps_weights"),
+    *("zero_stage", "shard_ranks", "keeps_weights", "loss_chunks"),
 )
 
 _RUNTIME: Final = "fsdp2"  # whose traits are switched on
@@ -82,7 +82,7 @@ def planned():
     config.model_spec = model_registry(**MODEL)
     config.parallelism = dataclasses.replace(config.parallelism, **PARALLELISM)
     config.training = dataclasses.replace(config.training, **TRAINING)
-    kinds = {{"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}}
+    kinds = {{"none": None, "full": FullAC.Config(), "per-operator": SelectiveAC.Config()}}
     config.activation_checkpoint = kinds[RECOMPUTE]
     config.compile = dataclasses.replace(config.compile, **COMPILE)
 {mtp}    return config
@@ -146,8 +146,9 @@ def _check_settings(chosen: Chosen, settings: Mapping[str, Any]) -> None:
         )
     if settings["precision"] not in _PRECISION:
         raise ValueError(f"torchtitan trains in bf16 or fp32, not {settings['precision']}")
-    if settings["recompute"].layers is not None:
-        message = f"torchtitan recomputes in all blocks alike, found {settings['recompute']}"
+    recompute = settings["recompute"]
+    if recompute.layers is not None or recompute.kind == "selective":
+        message = f"torchtitan recomputes by operator or wholly, in all blocks alike: {recompute}"
         raise ValueError(message)
 
 
@@ -164,8 +165,8 @@ def _configuration(chosen: Chosen) -> tuple[str, tuple[str, ...]]:
     notes = ["BASE gives data and optimizer"]
     if named is None:
         notes = [f"no configuration of torchtitan has this model: set BASE and MODEL, now {base}"]
-    if settings["recompute"].kind == "selective":
-        notes.append("torchtitan's selective recompute chooses operators by its own rule")
+    if settings["loss_chunks"] != 1:
+        notes.append(f"set {settings['loss_chunks'] or 'several'} chunks of the loss yourself")
     model: dict[str, object] = {"flavor": flavor}
     if shape.num_experts:
         model["moe_comm_backend"] = "deepep" if traits.sends_tokens_once else "standard"
@@ -361,14 +362,7 @@ def notes_of_settings(settings: Mapping[str, Any], file: str) -> tuple[NotRead, 
         if parallelism.get(key) in values
     ]
     read = (*table.without_effect, *table.read, *assumed)
-    notes = not_read(switched_on(settings), file, known=read)
-    recompute = section_of(settings, "activation_checkpoint")
-    if recompute.get("mode") == "selective" and not _every(recompute):
-        why = (
-            "planned as recompute of the attention core; torchtitan keeps other operators' results"
-        )
-        notes += not_read(["activation_checkpoint.mode selective"], file, why=why)
-    return notes
+    return not_read(switched_on(settings), file, known=read)
 
 
 def _every(recompute: Mapping[str, Any]) -> int:
@@ -411,6 +405,8 @@ def _recompute(settings: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
     if recompute.kind == "selective" and every:
         layers = num_blocks // every
         return {"recompute": {"kind": "full", "layers": layers} if layers else "none"}
+    if recompute.kind == "selective":
+        return {"recompute": PER_OPERATOR.kind}
     return {"recompute": recompute.to_json()}
 
 

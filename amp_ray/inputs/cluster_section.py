@@ -47,6 +47,7 @@ AnyLinkRate = Annotated[
     Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
     by_type(list, "by size", "one"),
 ]
+Power = Annotated[Number, AfterValidator(Within(1, 1e4, "W"))]
 Rate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Price = Annotated[Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
@@ -74,6 +75,8 @@ class DeviceSection(Section):
     bf16_tflops: Rate | None = None
     """Dense peak rate; the rate of `precision` is needed."""
     fp8_tflops: Rate | None = None
+    """Dense peak rate; the rate of `precision` is needed."""
+    nvfp4_tflops: Rate | None = None
     """Dense peak rate; the rate of `precision` is needed."""
 
 
@@ -148,6 +151,10 @@ class NodeSection(Section):
     nominal_memory_gib: Memory | None = None
     """Memory that the board is sold with, which `--cost-model metis-2024` uses. Default:
     `memory_gib`."""
+    power_w: Power | None = None
+    """Limit of the power that a device draws, as `nvidia-smi` shows it (`power.limit`). A lower one
+    than the [board's](devices.md#catalogue) lowers the clock of products and attention, not the
+    rate of the memory. Default: the board's."""
     zone: Name | None = None
     """Region or data centre of the node, see `links`."""
     price_per_device_hour: Price | None = None
@@ -219,6 +226,9 @@ def build_cluster(
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
             device = _device(entry)
             device.peak_flops(precision)
+            if entry.power_w not in {None, device.board_power_w}:
+                with document.at("cluster", "nodes", index, "power_w"):
+                    device = replace(device, power_limit_w=entry.power_w)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
                 most = _rack_size(entry, device) if len(section.nodes) == 1 else 1
@@ -438,11 +448,13 @@ def _described_device(section: DeviceSection) -> Device:
             ("fp16", section.fp16_tflops),
             ("bf16", section.bf16_tflops),
             ("fp8", section.fp8_tflops),
+            ("nvfp4", section.nvfp4_tflops),
         )
     }
     if all(rate is None for rate in rates.values()):
         raise ValueError(
-            f"device {section.name!r} needs fp32_tflops, fp16_tflops, bf16_tflops or fp8_tflops"
+            f"device {section.name!r} needs fp32_tflops, fp16_tflops, bf16_tflops, fp8_tflops or "
+            "nvfp4_tflops"
         )
     return Device(
         name=section.name,
@@ -453,6 +465,7 @@ def _described_device(section: DeviceSection) -> Device:
         fp16_flops=rates["fp16"],
         bf16_flops=rates["bf16"],
         fp8_flops=rates["fp8"],
+        nvfp4_flops=rates["nvfp4"],
         context_bytes=None if section.context_gib is None else gib_to_bytes(section.context_gib),
         source="the experiment file",
     )

@@ -425,6 +425,30 @@ class Experiment:
         divides = self.model.shape.divides_tokens(options.token_ranks)
         return replace(options, sequence_parallel=divides)
 
+    def head_ranks(self, tp: int, cp: int) -> int:
+        """Return how many of the ``cp`` ranks of a sequence divide the heads of its attention.
+
+        With ``all-to-all`` all do. With ``both`` as many neighbours as a node and the heads of keys
+        and values have room for: the largest divisor of ``cp``.
+        """
+        if self.traits.context_parallel != "both":
+            return cp if self.traits.context_parallel == "all-to-all" else 1
+        heads = self.model.shape.num_key_value_heads // tp
+        most = min(node.num_slots for node in self.cluster.nodes) // tp
+        fits = (cp % ranks == 0 and heads % ranks == 0 for ranks in range(1, min(cp, most) + 1))
+        return max((ranks for ranks, fit in enumerate(fits, start=1) if fit), default=1)
+
+    def why_no_heads(self, options: StageOptions) -> str | None:
+        """Say that ranks of a sequence cannot divide its heads; None if they can, or need not."""
+        heads, is_divided = self.model.shape.num_key_value_heads, options.cp > 1
+        is_divided &= self.traits.context_parallel == "all-to-all"
+        if not is_divided or heads % options.token_ranks == 0:
+            return None
+        return (
+            f"context_parallel all-to-all: tp {options.tp} x cp {options.cp} must divide the "
+            f"{heads} heads of keys and values; choose another cp, or ring"
+        )
+
     @property
     def program_settings(self) -> dict[str, Any]:
         """Return the settings, besides traits, that constants of the cost model depend on."""
@@ -438,7 +462,7 @@ class Experiment:
     def other_settings(self) -> Iterator[tuple[str, str]]:
         """Yield settings that may be worth a try: a description, and the change of the file."""
         for kind in KINDS:
-            if kind != self.recompute.kind:
+            if kind != self.recompute.kind and kind in {*self.traits.recompute, AUTO.kind}:
                 yield f"recompute {kind}", f"recompute={kind}"
         if self.zero_stage == 0:
             yield "optimizer sharded over replicas (ZeRO-1)", "zero_stage=1"

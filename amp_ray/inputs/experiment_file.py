@@ -44,7 +44,13 @@ from amp_ray.models.families import build_model
 from amp_ray.models.model import Model, ModelShape
 from amp_ray.runtimes.releases import CHOICES
 from amp_ray.runtimes.traits import RUNTIMES, Formats, RuntimeTraits, find_release, kernels_of
-from amp_ray.strategies.recompute import Recompute, RecomputeKind
+from amp_ray.strategies.recompute import (
+    NO_RECOMPUTE,
+    SELECTIVE,
+    Recompute,
+    RecomputeKind,
+    RecomputeModule,
+)
 from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, zero_of
 from amp_ray.units import Precision
 
@@ -67,8 +73,13 @@ Samples = Annotated[int, Field(ge=1, strict=True), AfterValidator(_samples)]
 
 
 def _release_name(value: object) -> object:
-    """Return the year and month of a release as text; YAML takes them for a number."""
-    return f"{value:.2f}" if isinstance(value, float) else value
+    """Return a release that YAML takes for a number as text: a year and month, or a version."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return f"{value:.2f}" if isinstance(value, float) and value >= _FIRST_YEAR else f"{value:g}"
+
+
+_FIRST_YEAR: Final = 20  # of the century: `26.1` is 26.10, but `0.3` a version
 
 
 ReleaseName = Annotated[Text, BeforeValidator(_release_name)]
@@ -89,6 +100,18 @@ class ProfileSection(Section):
     """With `aceso`: the model's name in the files, `gpt_1_3B` for `gpt_1_3B_mbs1_tp1_algo0.csv`."""
 
 
+class RecomputeSection(Section):
+    """``recompute`` as a mapping: parts of a block that the backward pass computes again."""
+
+    modules: Annotated[
+        tuple[Literal["core_attn", "mlp", "moe_act", "layernorm", "mla_up_proj"], ...],
+        Field(min_length=1),
+    ]
+    """Some of `core_attn` (the attention core), `mlp` (the feed-forward part of blocks without
+    experts), `moe_act` (activations of experts), `layernorm`, `mla_up_proj` (products that make
+    queries, keys and values from latents): Megatron-LM's `--recompute-modules`."""
+
+
 class ExperimentFile(Section):
     """The whole file."""
 
@@ -107,8 +130,9 @@ class ExperimentFile(Section):
     ] = "fp16"
     """Precision of weights and activations; every device of the cluster must support it. `fp8`:
     products of linear layers in blocks run in 8-bit floats; all other work, and all that is kept,
-    is bf16, as in Transformer Engine; for runtimes that support it (`megatron-core`, `torch`). As a
-    mapping also [what is kept in which format](#precision)."""
+    is bf16, as in Transformer Engine; for runtimes that support it (`megatron-core`, `torch`).
+    `nvfp4`: the same in 4-bit floats with a scale for every 16, on Blackwell (`megatron-core`). As
+    a mapping also [what is kept in which format](#precision)."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """Optimizer, which decides the state kept and updated per parameter."""
     zero_stage: ZeroStage | None = None
@@ -124,10 +148,21 @@ class ExperimentFile(Section):
     """With ZeRO 3, whether gathered weights are dropped after the forward pass and gathered again
     for the backward pass; a pipeline gathers them once per step and keeps them. Default: true
     without a pipeline."""
-    recompute: RecomputeKind = "auto"
+    recompute: Annotated[
+        Annotated[RecomputeKind, Tag("word")] | Annotated[RecomputeSection, Tag("mapping")],
+        by_type(dict | RecomputeSection, "mapping", "word"),
+    ] = "auto"
     """What every block recomputes in the backward pass: nothing, the attention core (scores,
-    softmax, dropout, context), or the whole block; `auto` lets the search choose for every stage,
-    by time and memory, including the number of its blocks that recompute."""
+    softmax, dropout, context), or the whole block; `per-operator`: all but every other product and
+    attention (torchtitan's selective checkpoint); as a mapping [parts of a block](#recompute).
+    `auto` lets the search choose for every stage, by time and memory, including the number of its
+    blocks that recompute."""
+    loss_chunks: Annotated[
+        Annotated[Literal["auto"], Tag("word")] | Annotated[Count, Tag("number")],
+        by_type(str, "word", "number"),
+    ] = 1
+    """Number of parts in which the last stage computes logits, loss and their gradients, so that
+    logits of one part live at a time; `auto`: as many as make logits no larger than the stream."""
     sequence_parallel: Flag | Literal["auto"] = "auto"
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as in Megatron-LM: this takes less memory, and gathers and scatters
@@ -263,11 +298,30 @@ class _Builder:
         mistakes.check()
         with document.at("traits"):
             traits = replace(traits, **chosen)
+        with document.at("recompute"):
+            traits = traits.with_modules(self._modules)
+        with document.at("loss_chunks"):
+            traits = traits.with_loss_chunks(checked.loss_chunks)
         if traits.offloaded_blocks:
             traits = traits.with_offloaded(traits.offloaded_blocks)
         document.refuse(traits.why_no_formats(self._formats), "precision")
         kept: RuntimeTraits = traits.with_formats(self._formats)
         return kept
+
+    @property
+    def _modules(self) -> tuple[RecomputeModule, ...]:
+        """Parts of a block beside the attention core that the file names."""
+        chosen = self._checked.recompute
+        named = chosen.modules if isinstance(chosen, RecomputeSection) else ()
+        return tuple([name for name in named if name != "core_attn"])
+
+    @property
+    def _recompute(self) -> Recompute:
+        """The kind of recompute; the attention core alone is a kind, other parts are traits."""
+        chosen = self._checked.recompute
+        if isinstance(chosen, RecomputeSection):
+            return SELECTIVE if "core_attn" in chosen.modules else NO_RECOMPUTE
+        return Recompute(kind=chosen)
 
     @cached_property
     def _formats(self) -> Formats:
@@ -498,7 +552,7 @@ class _Builder:
             zero_stage=self.zero_stage,
             shard_ranks=checked.shard_ranks or 0,
             reshard_after_forward=checked.reshard_after_forward,
-            recompute=Recompute(kind=checked.recompute),
+            recompute=self._recompute,
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
             limits=checked.search,

@@ -14,7 +14,10 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
     "num_micro_batches": "micro-batches per optimizer step and replica",
     "global_batch_size": "samples per optimizer step",
     "num_blocks": "transformer blocks of the model",
-    "recompute": "what the backward pass computes again: `none`, `selective`, `full` or `full:3`",
+    "recompute": (
+        "what the backward pass computes again: `none`, `selective`, `per-operator`, `full` or "
+        "`full:3`"
+    ),
     "hidden_size": "of the model",
     "num_heads": "of the model",
     "sequence_length": "of the model",

@@ -63,6 +63,8 @@ class Profile:
     forward_runs: int = 1
     # Whether measured times include tensor-parallel all-reduces
     includes_all_reduces: bool = False
+    # Whether the host waited for the device before it began to launch each measured pass
+    starts_idle: bool = False
     # The profile from which the tables were made, if another planner published it. Such a
     # profile cannot be completed by measuring, so candidates that need more are dropped.
     published: PublishedProfile | None = None
@@ -152,6 +154,7 @@ class ProfileDescription(Section):
     precision: Precision
     forward_runs: Annotated[int, Field(ge=1, le=2, strict=True)] = 1
     includes_all_reduces: Flag = False
+    starts_idle: Flag = False
     hardware: Text
     versions: Text
     date: Text | None = None
@@ -197,6 +200,7 @@ def parse_profile(
         tables=tables,
         forward_runs=description.forward_runs,
         includes_all_reduces=description.includes_all_reduces,
+        starts_idle=description.starts_idle,
         slices=slices,
     )
 

@@ -64,7 +64,8 @@ def _recompute_of(record: RecomputeKind | PartRecord) -> Recompute:
 
 _by_part = by_type(dict | PartRecord, "part", "word")
 _Part = Annotated[PartRecord, Tag("part")]
-_OfStage = Annotated[Annotated[Literal["none", "selective", "full"], Tag("word")] | _Part, _by_part]
+_Word = Annotated[Literal["none", "selective", "per-operator", "full"], Tag("word")]
+_OfStage = Annotated[_Word | _Part, _by_part]
 _OfAll = Annotated[Annotated[RecomputeKind, Tag("word")] | _Part, _by_part]
 
 

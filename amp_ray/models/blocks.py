@@ -41,6 +41,16 @@ ROTATION_ADDRESSED: Final = 4.7
 `addressed_s`): both products, in three dimensions, 132 instructions, the negated half 21, and
 joining the halves, one of them strided, 80."""
 
+COMPLEX_ROTATION: Final = (10, 10, 3)
+"""The same where each pair of elements is a complex number in single precision: casts, a product
+and casts back (torchtitan, `apply_rotary_emb`). Counted by running it under torch's
+TorchDispatchMode, 20 bytes in each pass."""
+
+SEPARATE_NORM: Final = (20, 56, 8)
+"""The same for each element of a norm that PyTorch composes of kernels in single precision, as on
+CUDA before ``aten::_fused_rms_norm``: 40 and 112 bytes in bf16, counted in the same way on torch
+2.13's CPU path of `torch.nn.functional.rms_norm`."""
+
 CLAMPS: Final = (8, 15, 3)
 """The same for each element of the result of a gated activation whose inputs are clamped first:
 ``cat(gate.clamp(max), other.clamp(min, max))`` (Megatron-core 0.16,
@@ -62,6 +72,15 @@ H100: a memset, ``compute_dot_do_o``, ``flash_bprop``, ``convert_dq_to_16bits``.
 ADDED_PER_STEP: Final = 3
 """Elements read and written to combine the results of two ring steps, per element."""
 
+REORDER_TRAFFIC: Final = 6
+"""Elements read and written around an all-to-all of heads for each element: heads of one rank are
+put together, parts of the sequence put together, and these put into order, since a rank's tokens
+are a piece of its front and one of its end (Transformer Engine 2.12, `flash_attn_a2a_communicate`
+and `reorder_seq_chunks_for_a2a_before_attn` in pytorch/attention/dot_product_attention)."""
+
+REORDER_KERNELS: Final = 8
+"""Kernels of that, three for each of four tensors in each pass; backward passes count twice."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
@@ -73,14 +92,20 @@ class Kernels:
     dropout: bool = True
     # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
+    # Parts of the tokens that have logits one after the other; 0 for `few_chunks`
+    loss_chunks: int = 1
     # Earlier tokens, from previous slices, to which the tokens attend; not with a window
     context: int = 0
     cp: int = 1  # ranks that divide every sequence; the tokens of a layer are those of one rank
+    # Consecutive ones of them that divide attention's heads, each with the tokens of all
+    head_ranks: int = 1
     # Whether context-parallel ranks gather all keys and values before attention
     gathers_context: bool = False
     # Whether gated activations and backward passes of norms are one kernel each, and attention
     # reads queries, keys and values where their product wrote them
     fused_pointwise: bool = False
+    rotates_complex: bool = False  # whether rotation is a product of complex numbers
+    separate_norms: bool = False  # whether norms are separate kernels in single precision
     # Whether attention copies queries, keys and values to separate tensors, then keys and values
     # into one tensor for the rotary kernel, and finally its result
     packs_heads: bool = False
@@ -188,9 +213,22 @@ class Width(Kernels):
         return self.tokens * self.hidden
 
     @property
+    def ring_ranks(self) -> int:
+        """Ranks of a sequence that have the same heads, and exchange keys and values."""
+        return self.cp // self.head_ranks
+
+    @property
+    def context_read(self) -> float:
+        """Earlier tokens of other ranks or slices whose keys and values attention reads."""
+        if self.cp == 1:
+            return self.context
+        return self.tokens * (self.ring_ranks - 1) / 2
+
+    @property
     def block_pairs(self) -> int:
         """The most pairs of tokens that one multiprocessor computes, for a block of queries."""
-        reach = self.attended if self.sliding is None else min(self.sliding, self.attended)
+        longest = self.attended + self.tokens * (self.head_ranks - 1) // 2
+        reach = longest if self.sliding is None else min(self.sliding, longest)
         return min(ATTENTION_ROWS, self.attending) * reach
 
     @property
@@ -271,9 +309,12 @@ def rotary_attention(width: Width, *, scaled: bool = False) -> tuple[Operator, .
 def rotary(width: Width, rotated: int, *, scaled: bool = False) -> Elementwise:
     """Return the rotary embedding of ``rotated`` elements of queries and keys.
 
-    Kernels that rotate in one pass do not scale; separate ones are `SCALED_ROTATION`.
+    Kernels that rotate in one pass do not scale; separate ones are `SCALED_ROTATION`, or
+    `COMPLEX_ROTATION`, in whose factors the scale is.
     """
     forward, backward, kernels = SCALED_ROTATION if scaled else (2, 2, 1)
+    if width.rotates_complex:
+        forward, backward, kernels, scaled = *COMPLEX_ROTATION, False
     addressed = ROTATION_ADDRESSED * rotated if scaled else 0.0
     return Elementwise(
         name="rotary",
@@ -292,6 +333,7 @@ def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
             name="feed-forward-in",
             rows=width.tokens,
             columns=2 * width.feed_forward,
+            parts=(width.feed_forward, width.feed_forward),
             inner=width.hidden,
             shard="columns",
             saved_elements=width.stream,
@@ -364,10 +406,14 @@ def _t5_feed_forward(width: Width, *, dropout: bool, is_gated: bool) -> tuple[Op
 
 def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
     """Return a layer norm or RMS norm, which reads and writes the stream and saves its input."""
+    forward, backward, kernels = 2, 3 if width.fused_pointwise else 5, 1
+    if width.separate_norms and not bias:
+        forward, backward, kernels = SEPARATE_NORM
     return Elementwise(
         name=name,
-        forward_elements=2 * width.stream,
-        backward_elements=(3 if width.fused_pointwise else 5) * width.stream,
+        forward_elements=forward * width.stream,
+        backward_elements=backward * width.stream,
+        num_kernels=kernels,
         replicated_parameters=width.hidden * (2 if bias else 1),
         saved_elements=width.stream,
     )
@@ -469,6 +515,7 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
             name="qkv",
             rows=width.tokens,
             columns=columns,
+            parts=(width.attention_size, width.key_value_size, width.key_value_size),
             inner=width.hidden,
             shard="columns",
             bias=columns if bias else 0,
@@ -500,6 +547,7 @@ def cross_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
 def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
     """Return the attention core, the layout of heads, and the output projection."""
     return (
+        *((_exchanged_heads(width),) if width.head_ranks > 1 else ()),
         *(
             (_fused_attention(width),)
             if width.fused_attention
@@ -556,10 +604,11 @@ def _fused_attention(width: Width) -> Elementwise:
     stream, key_values = width.attention_stream, width.key_values + width.values
     result = width.tokens * width.result_size
     streams = stream + result
-    read = key_values + 2 * width.context * width.key_value_size
+    read = key_values + 2 * width.context_read * width.key_value_size
     outer = 2 * result + SUM_TRAFFIC * stream + 2 * read
-    steps = 1 if width.gathers_context else width.cp
+    steps = 1 if width.gathers_context else width.ring_ranks
     buffers = 2 * width.cp if width.gathers_context else RING_BUFFERS
+    has_ring = width.ring_ranks > 1
     return Elementwise(
         name="attention",
         forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
@@ -572,11 +621,34 @@ def _fused_attention(width: Width) -> Elementwise:
         native=width.native_attention,
         num_kernels=steps,
         sharded=width.shards_heads,
-        context_elements=key_values if width.cp > 1 else 0.0,
-        buffer_elements=buffers * key_values if width.cp > 1 else 0.0,
+        context_elements=key_values if has_ring else 0.0,
+        buffer_elements=buffers * key_values if has_ring else 0.0,
         saved_elements=stream + key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
         core="input",
+    )
+
+
+def _exchanged_heads(width: Width) -> Elementwise:
+    """Return the all-to-alls that give each rank all tokens of some heads, with their copies.
+
+    Queries, keys and values go there and the result comes back; gradients go the other way. What
+    arrived and the result are kept for attention's backward pass, beside the result that went back,
+    which the projection keeps (Jacobs et al., DeepSpeed Ulysses, arXiv:2309.14509).
+    """
+    result = float(width.tokens * width.result_size)
+    moved = (width.attention_stream, width.key_values, width.values, result)
+    copied = REORDER_TRAFFIC * sum(moved)
+    return Elementwise(
+        name="exchanged-heads",
+        forward_elements=copied,
+        backward_elements=copied,
+        num_kernels=REORDER_KERNELS,
+        sharded=width.shards_heads,
+        head_exchanges=moved,
+        buffer_elements=sum(moved[:3]),
+        saved_elements=result,
+        core="inner",
     )
 
 

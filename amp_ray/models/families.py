@@ -11,6 +11,7 @@ rotated; all heads share it for keys. Shared experts follow DeepSeekMoE (arXiv:2
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from math import ceil, log2
 from typing import Final
 
 from amp_ray.models.blocks import (
@@ -45,6 +46,9 @@ FULL_ATTENTION_WINDOWS: Final = 4
 
 DISTANCE_BUCKETS: Final = 32
 """Rows of T5's table of position biases (Raffel et al., arXiv:1910.10683, section 2.1)."""
+
+LOSS_KERNELS: Final = 8
+"""Kernels of a loss in its forward pass."""
 
 PRODUCT_SIDE: Final = 1024
 """Side of the square matrix whose product stands for a block's operations; it is large enough for
@@ -546,17 +550,33 @@ def output_operators(width: Width, vocab_size: int) -> tuple[Operator, ...]:
 
 
 def cross_entropy(width: Width, vocab_size: int) -> Elementwise:
-    """Return the loss over the vocabulary; runtimes compute it in single precision."""
+    """Return the loss over the vocabulary; runtimes compute it in single precision.
+
+    Chunks compute logits, loss and their gradients one after the other, so that logits are made
+    once, by a product for each chunk.
+    """
+    chunks = min(width.loss_chunks or few_chunks(width, vocab_size), width.tokens)
     return Elementwise(
         name="cross-entropy",
         forward_elements=0,
         backward_elements=0,
-        num_kernels=8,
+        num_kernels=LOSS_KERNELS + (chunks - 1) * (LOSS_KERNELS + 1),
+        chunks=chunks,
         sharded=True,
         logits=width.tokens * vocab_size,
         loss_fraction=width.loss_fraction,
         is_layer=False,
     )
+
+
+def few_chunks(width: Width, vocab_size: int) -> int:
+    """Return the fewest chunks, a power of two, with which logits are no more than the stream.
+
+    Larger products run at a better rate, and fewer logits save hardly any memory beside the stream
+    (Hsu et al., Liger Kernel, arXiv:2410.10989, section 3.2: chunks of ``tokens x hidden /
+    vocabulary`` tokens, rounded up to a power of two).
+    """
+    return 1 << ceil(log2(max(1, vocab_size / width.hidden)))
 
 
 def to_single_precision(width: Width, vocab_size: int) -> Elementwise:

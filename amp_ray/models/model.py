@@ -59,8 +59,8 @@ class Layer:
 
     @cached_property
     def logits(self) -> float:
-        """Logits per sample that go into a loss here."""
-        return sum(op.logits for op in self.elementwise)
+        """Logits per sample that go into a loss here, of all tokens that have them at once."""
+        return sum(op.logits / op.chunks for op in self.elementwise)
 
     def saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
         """Bytes per sample and rank that the forward pass keeps for the backward pass."""

@@ -25,6 +25,9 @@ class Gemm:
     batch: int = 1  # products per sample (attention heads)
     shard: Shard = "none"  # the dimension that tensor parallelism divides
     has_weight: bool = True  # whether the second operand is a parameter
+    # Columns of the products that a program with separate weights computes instead, one after the
+    # other; empty for one
+    parts: tuple[int, ...] = ()
     bias: int = 0  # parameters of the bias
     saved_elements: float = 0.0  # elements kept for the backward pass, per sample
     saved_sharded: bool = False  # whether saved elements are divided by tp
@@ -109,6 +112,7 @@ class Elementwise:
     logits: float = 0.0
     # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
+    chunks: int = 1  # parts of the tokens that have logits one after the other
     all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
     all_reduce_elements: float = 0.0  # elements per sample of that all-reduce
     # Elements per sample that a rank sends to others, and receives, in an all-to-all of each pass;
@@ -117,6 +121,8 @@ class Elementwise:
     # Keys and values of the rank's own tokens, per sample, that all ranks of a sequence get; 0 if
     # no ranks divide it
     context_elements: float = 0.0
+    # Elements per sample of each tensor that all-to-alls divide by heads instead of tokens
+    head_exchanges: tuple[float, ...] = ()
     # Temporary elements per sample while it runs, without saved elements
     buffer_elements: float = 0.0
     # Whether it belongs to the layer itself; a loss that the runtime adds behind the last layer

@@ -15,6 +15,7 @@ from typing import Any, Final
 from amp_ray import __version__
 from amp_ray.clusters.device import is_cpu
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.verdict import RISKY_PROBABILITY
 from amp_ray.exports.chosen import Chosen
 from amp_ray.exports.starts import Start, start_of
 from amp_ray.inputs.experiment import Experiment
@@ -30,7 +31,7 @@ from amp_ray.report.study import recommendation_lines, time_text, warning_texts
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.planner import AMP_RAY, Planner, make_planner
-from amp_ray.search.ranking import is_risky, plainest_text
+from amp_ray.search.ranking import plainest_text
 from amp_ray.search.rows import difference, row
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import no_success_text, trial_tells_time, with_mean
@@ -270,7 +271,7 @@ def _lead(
         speed = f"{rate:,.0f} tokens/s per {'GPU' if is_gpu else 'device'}"
     if full.get("interval_s"):
         speed += f", ±{full['interval_s'][1] / best.iteration_time_s - 1:.0%}".replace("%", " %")
-    if is_risky(best):
+    if best.failure_probability >= RISKY_PROBABILITY:
         speed += f", with a risk of {best.failure_probability:.0%} to fail".replace("%", " %")
     plan = with_idle(advised_text(full["strategy"]), full.get("idle_devices", {}))
     return f"Use {plan}: {'; '.join(filter(None, (speed, why, ties)))}."

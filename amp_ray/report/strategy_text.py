@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final
 
+from amp_ray.clusters.device import Device
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
@@ -15,7 +16,7 @@ from amp_ray.units import GIGA, MEGA, counted, figure_text
 
 _NOTATION: Final[Mapping[str, str]] = {
     r"recompute (full|selective):(\d+)": r"\g<0>: in \2 of a stage's blocks",
-    r"recompute (none|selective|full)\S*( x\d+)? (none|selective|full)[^,]*": (
+    r"recompute (none|selective|per-op|full)\S*( x\d+)? (none|selective|per-op|full)[^,]*": (
         r"\g<0>: stage by stage"
     ),
     r" x(\d+)": r"x\1: \1 stages in a row",
@@ -174,13 +175,19 @@ def notation(texts: Sequence[str]) -> list[str]:
     return [match.expand(_NOTATION[pattern]) for pattern, match in matches.items() if match]
 
 
+def _board(device: Device) -> str:
+    """Return a device's name, with the limit of its power if one is set."""
+    limit_w = device.power_limit_w
+    return device.name if limit_w is None else f"{device.name} at {limit_w:g} W"
+
+
 def what_is_planned(experiment: Experiment) -> tuple[list[str], list[str]]:
     """List texts on model and cluster of an experiment, and texts on its settings."""
     cluster, model = experiment.cluster, experiment.model
     counts = dict.fromkeys(cluster.device_types, 0)
     for node in cluster.nodes:
         counts[node.device] += node.num_slots
-    devices = ", ".join(f"{count:,} x {device.name}" for device, count in counts.items())
+    devices = ", ".join(f"{count:,} x {_board(device)}" for device, count in counts.items())
     assumed = cluster.assumed_network
     racks = f", {counted(len(cluster.nodes), 'rack')}" if cluster.has_racks else ""
     length = model.shape.sequence_length

@@ -330,6 +330,10 @@ def _two_lines(header: str) -> str:
     return header if "\n" in header else f"\n{header}"
 
 
+def _may_fail(estimate: Estimate) -> bool:
+    return estimate.failure_probability >= RISKY_PROBABILITY
+
+
 def _style(result: Result) -> str | None:
     if isinstance(result, Infeasible) or not result.feasible:
         return "red"
@@ -445,7 +449,7 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
         slower = counted(ranking.num_left_out, "candidate")
         notes.append(Text(f"{slower} proven to be slower or not to fit, not planned: --all"))
     shown = ranking.results[: min(num_shown, ranking.num_feasible)]
-    if len({is_risky(result) for result in shown if isinstance(result, Estimate)}) > 1:
+    if len({_may_fail(result) for result in shown if isinstance(result, Estimate)}) > 1:
         risky = 100 * RISKY_PROBABILITY
         notes.append(Text(f"strategies with a risk of {risky:.0f} % or more come after all others"))
     num_hidden = ranking.num_feasible - num_shown

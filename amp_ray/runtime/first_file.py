@@ -300,6 +300,12 @@ def _relative(path: Path, output: Path) -> str:
     return os.path.relpath(path, output.parent)
 
 
+def _is_plain(text: str) -> bool:
+    """Return whether YAML takes a text for a text without quotes."""
+    has_words = text.replace("-", "").replace("_", "").isalnum()
+    return has_words and parse_yaml(f"text: {text}", file="").values["text"] == text
+
+
 def _flow(value: Any) -> str:  # noqa: ANN401 - any plain value
     """Return a value as one line of YAML; quote texts that could mean something else."""
     if isinstance(value, Mapping):
@@ -308,6 +314,6 @@ def _flow(value: Any) -> str:  # noqa: ANN401 - any plain value
         return f"[{', '.join(map(_flow, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) and not value.replace("-", "").replace("_", "").isalnum():
+    if isinstance(value, str) and not _is_plain(value):
         return "'" + value.replace("'", "''") + "'"
     return str(value)

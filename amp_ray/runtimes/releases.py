@@ -15,6 +15,7 @@ from amp_ray.shipped import Table
 DispatcherName = Literal["auto", "nccl", "alltoall", "deepep", "hybridep"]
 Fp8RecipeName = Literal["auto", "delayed", "tensorwise", "mxfp8"]
 CudaGraphs = Literal["auto", "none", "attention", "step"]
+ContextExchange = Literal["none", "ring", "all-gather", "all-to-all", "both"]
 
 
 class Dispatcher(BaseModel, extra="forbid", frozen=True):
@@ -74,6 +75,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "dispatcher": get_args(DispatcherName),
     "fp8_recipe": get_args(Fp8RecipeName),
     "cuda_graphs": get_args(CudaGraphs),
+    "context_parallel": get_args(ContextExchange),
 }
 """Traits that are names, with their values."""
 

@@ -22,6 +22,7 @@ from amp_ray.runtimes.releases import (
     DISPATCHERS,
     FP8_RECIPES,
     RELEASES,
+    ContextExchange,
     CudaGraphs,
     Dispatcher,
     DispatcherName,
@@ -30,14 +31,15 @@ from amp_ray.runtimes.releases import (
 )
 from amp_ray.shipped import read_shipped, with_inherited
 from amp_ray.strategies.candidate import StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeModule
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS, Zero
-from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
+from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, NARROW, Precision
 
 PartitionRule = Literal["exact", "even-blocks", "weighed-blocks"]
-ContextExchange = Literal["none", "ring", "all-gather"]
-RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
+RecomputePattern = Literal[
+    "none", "selective", "selective:n", "per-operator", "full", "full:n", "modules"
+]
 GradientFormat = Literal["fp32", "bf16"]
 MomentFormat = Literal["fp32", "bf16", "fp8", "int8"]
 KeptFormat = Literal[
@@ -126,18 +128,26 @@ class RuntimeTraits:
     attention_rate: float = FLASH_ATTENTION_2_RATE
     # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
     native_attention: bool = False
-    # Whether every backward pass runs norms again, whatever `recompute` says (Megatron-LM:
-    # `--recompute-modules layernorm`), so that the products behind them keep no input
-    recomputes_norms: bool = False
-    # The same for activations of experts (`moe_act`)
-    recomputes_expert_activations: bool = False
-    # The same for products that make queries, keys and values from latents (`mla_up_proj`)
-    recomputes_latent_projections: bool = False
+    # Whether the loss can be computed part by part, and into how many parts: the experiment's
+    # `loss_chunks`, 0 for as many as make logits no larger than the stream
+    chunks_loss: bool = False
+    loss_chunks: int = 1
+    # Parts of blocks that every backward pass runs again, those of the experiment's `recompute`
+    # (Megatron-LM: `--recompute-modules`)
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    # Whether its cuBLAS has kernels of tensor cores for heads and vocabularies that are no multiple
+    # of 8; else products of heads run off them (libraries of 2022, CUDA 10 and 11)
+    has_unaligned_kernels: bool = True
     # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
     # where the projection wrote them
     fused_pointwise: bool = False
+    # Whether rotary embeddings are products of complex numbers in single precision, with casts
+    rotates_complex: bool = False
+    # Whether RMS norms are separate kernels in single precision (PyTorch on CUDA without
+    # `aten::_fused_rms_norm`)
+    separate_norms: bool = False
     # Whether attention copies queries, keys and values apart and together again
     packs_heads: bool = False
     dropout: bool = True  # whether language models that were published with dropout train with it
@@ -152,6 +162,9 @@ class RuntimeTraits:
     # Host seconds that a tensor-parallel collective takes for each of its ranks, in addition to its
     # launch, in a pipeline over several nodes
     piped_collective_s: float = 0.0
+    # Whether pipelines without ZeRO over several nodes took longer than anything in the program
+    # explains, where a step has several micro-batches
+    unexplained_pipelines: bool = False
     # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
     # emptied its queue
     restart_launches: float = 0.0
@@ -174,6 +187,7 @@ class RuntimeTraits:
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
+    nvfp4: bool = False  # whether they can run in NVFP4, the rest in bf16 (Transformer Engine 2.8)
     # How 8-bit operands are scaled (`FP8_RECIPES`); ``auto``: by blocks where all boards can, else
     # by tensor
     fp8_recipe: Fp8RecipeName = "delayed"
@@ -185,8 +199,9 @@ class RuntimeTraits:
     formats: Formats = USUAL  # those of the experiment's ``precision``
     # Single-precision copies of bf16 weights if moments are narrower; None if they stay as they are
     remainder_bytes_per_parameter: float | None = None
-    # How keys and values reach all ranks of a sequence: from neighbour to neighbour during
-    # attention (``ring``), or all before attention (``all-gather``)
+    # How ranks that divide a sequence attend to all of it: keys and values go from neighbour to
+    # neighbour during attention (``ring``) or to all before it (``all-gather``), or ranks divide
+    # its heads instead of tokens (``all-to-all``), those of a node before a ring (``both``)
     context_parallel: ContextExchange = "none"
     # Whether the gradients of a step's micro-batches are added up in single precision when training
     # in fp16
@@ -265,7 +280,8 @@ class RuntimeTraits:
     # Host seconds for each weight and rank of a shard group, if ZeRO-1 copies gathered weights
     # slice by slice
     gather_slice_s: float = 0.0
-    # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage
+    # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage,
+    # ``modules`` parts of blocks
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
     # Whether activations of blocks can wait in the host's memory for the backward pass, without a
@@ -356,7 +372,7 @@ class RuntimeTraits:
 
         See `RECOMPUTED`.
         """
-        return _recomputed(tuple(name for name in RECOMPUTED if getattr(self, name)))
+        return _recomputed(self.recompute_modules)
 
     def __post_init__(self) -> None:
         """Raise if the cost model cannot price a trait, or the launch limit leaves no time."""
@@ -487,10 +503,10 @@ class RuntimeTraits:
 
     def why_no_precision(self, precision: Precision) -> str | None:
         """Say that the runtime cannot train in a precision; None if it can."""
-        if precision != "fp8" or self.fp8:
+        if precision not in NARROW or getattr(self, precision):
             return None
-        able = ", ".join(name for name, traits in RUNTIMES.items() if traits.fp8)
-        return f"runtime {self.name!r} does not train in fp8; runtimes that do: {able}"
+        able = ", ".join(name for name, traits in RUNTIMES.items() if getattr(traits, precision))
+        return f"runtime {self.name!r} does not train in {precision}; runtimes that do: {able}"
 
     def why_no_formats(self, formats: Formats) -> str | None:
         """Say why the runtime cannot keep what a training keeps; None if it can."""
@@ -506,8 +522,10 @@ class RuntimeTraits:
                     f"runtime {self.name!r} cannot keep {key} in {name}; runtimes that can: "
                     f"{', '.join(able) or 'none'}"
                 )
-        if kept and formats.compute not in {"bf16", "fp8"}:
-            return f"{', '.join(kept)} with compute {formats.compute}: set compute bf16 or fp8"
+        fitting = ("bf16", *(name for name in NARROW if getattr(self, name)))
+        if kept and formats.compute not in fitting:
+            names = " or ".join(fitting)
+            return f"{', '.join(kept)} with compute {formats.compute}: set compute {names}"
         if "primary" in kept and formats.compute != "fp8":
             return f"primary weights in fp8 with compute {formats.compute}: set compute fp8"
         return None
@@ -515,11 +533,15 @@ class RuntimeTraits:
     def with_formats(self, formats: Formats) -> Self:
         """Return the traits of a training that keeps these formats.
 
+        Those that it leaves open are the runtime's if both compute in the same precision.
         Narrow moments and fp8 weights need optimizer states in shards (Megatron-LM,
         ``--use-distributed-optimizer``).
         """
+        named = {each.name: getattr(formats, each.name) for each in fields(formats)}
+        usual = self.formats if formats.compute == self.formats.compute else USUAL
+        formats = replace(usual, **{key: value for key, value in named.items() if value})
         if not formats.kept:
-            return self
+            return replace(self, formats=USUAL)
         sharded = formats.kept.keys() & {"moments", "primary"}
         least = max(1, self.min_zero_stage) if sharded else self.min_zero_stage
         return replace(self, formats=formats, min_zero_stage=least)
@@ -558,6 +580,33 @@ class RuntimeTraits:
             cuda_graphs=graphs,
         )
 
+    def with_modules(self, modules: Sequence[RecomputeModule]) -> Self:
+        """Return the traits of a training that recomputes parts of blocks; sorted by name.
+
+        Raises:
+            ValueError: If the runtime cannot.
+        """
+        if modules and "modules" not in self.recompute:
+            able = ", ".join(name for name in RUNTIMES if "modules" in RUNTIMES[name].recompute)
+            raise ValueError(
+                f"runtime {self.name!r} recomputes no {modules[0]} alone; runtimes that do: {able}"
+            )
+        return replace(self, recompute_modules=tuple(sorted(set(modules))))
+
+    def with_loss_chunks(self, chunks: int | Literal["auto"]) -> Self:
+        """Return the traits of a training with a loss in so many parts.
+
+        Raises:
+            ValueError: If the runtime computes the loss as a whole.
+        """
+        if chunks != 1 and not self.chunks_loss:
+            able = ", ".join(name for name, traits in RUNTIMES.items() if traits.chunks_loss)
+            raise ValueError(
+                f"runtime {self.name!r} computes the loss as a whole, found {chunks}; runtimes "
+                f"that divide it: {able}"
+            )
+        return replace(self, loss_chunks=0 if chunks == "auto" else chunks)
+
     def with_offloaded(self, num_blocks: int) -> Self:
         """Return the traits of a training that offloads the activations of so many blocks.
 
@@ -565,6 +614,14 @@ class RuntimeTraits:
         0.16 refuses both).
         """
         return replace(self, offloaded_blocks=num_blocks, recompute=("none",), cuda_graphs="none")
+
+    def is_unexplained(self, strategy: Strategy, num_nodes: int) -> bool:
+        """Return whether a strategy took longer elsewhere than anything in the program explains."""
+        is_piped = strategy.pp > 1 and strategy.num_micro_batches > 1 and num_nodes > 1
+        replicated = not strategy.zero.stage and any(
+            each.options.dp > 1 for each in strategy.stages
+        )
+        return self.unexplained_pipelines and is_piped and replicated
 
     def optimizer(self, name: str) -> "Optimizer":
         """Return an optimizer with the moments and gradients of the formats."""
@@ -708,7 +765,7 @@ class RuntimeTraits:
         wide = {
             "fp16": self.accumulates_fp16_in_fp32,
             "bf16": self.accumulates_bf16_in_fp32,
-            "fp8": self.accumulates_bf16_in_fp32,
+            **dict.fromkeys(NARROW, self.accumulates_bf16_in_fp32),
             "fp32": True,
         }
         return BYTES_PER_FP32 if wide[precision] else BYTES_PER_ELEMENT[precision]
@@ -742,31 +799,38 @@ class ParameterBytes:
     step_traffic: float  # traffic of the step without the optimizer's update
 
 
-RECOMPUTED: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "recomputes_norms": (
+RECOMPUTED: Final[Mapping[RecomputeModule, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "mlp": (
+        ("feed-forward-in", "gated-silu", "gelu", "feed-forward-out"),
+        ("gated-silu", "gelu", "feed-forward-out"),
+    ),
+    "layernorm": (
         ("norm-1", "norm-2"),
         (
             *("qkv", "query-latent", "key-value-latent"),
             *("feed-forward-in", "shared-feed-forward-in", "router"),
         ),
     ),
-    "recomputes_expert_activations": (
+    "moe_act": (
         ("experts-clamps", "experts-activation"),
         ("experts-clamps", "experts-out"),
     ),
-    "recomputes_latent_projections": (
+    "mla_up_proj": (
         ("query-norm", "query", "key-value-norm", "key-value", "rotary", "keys"),
         ("query", "key-value", "attention"),
     ),
 }
-"""Operators of a block that each trait runs again, and operators that keep no input because it is
-made again. Attention still keeps the sums of its softmax, and its result as the input of the next
-product."""
+"""Operators of a block that run again with each module, and operators that keep no input because it
+is made again. Modules have Megatron-LM's names: feed-forward parts without experts, norms,
+activations of experts, products that make queries, keys and values from latents. Attention still
+keeps the sums of its softmax, and its result as the input of the next product."""
 
 
 @cache
-def _recomputed(traits: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    parts = [RECOMPUTED[trait] for trait in traits]
+def _recomputed(
+    modules: tuple[RecomputeModule, ...],
+) -> tuple[frozenset[str], frozenset[str]]:
+    parts = [RECOMPUTED[module] for module in modules]
     again, free = (frozenset(name for part in parts for name in part[i]) for i in (0, 1))
     return again, free
 

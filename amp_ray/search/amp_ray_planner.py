@@ -63,7 +63,7 @@ from amp_ray.strategies.candidate import (
 )
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, named
-from amp_ray.strategies.zero import AUTO_ZERO, NO_ZERO, Zero
+from amp_ray.strategies.zero import AUTO_ZERO, Zero
 
 ENOUGH_BYTES: Final = int(1e16)
 """Memory of a device that holds every model."""
@@ -171,8 +171,9 @@ class SpacePlanner:
         Both are infinite if no stage can run so.
         """
         least_s = math.inf, math.inf
+        zero = Zero(stage=self.experiment.traits.min_zero_stage)
         for ep in expert_degrees(self.experiment, self.experiment.cluster.num_devices):
-            options = with_experts(self.experiment.stage_options(tp, ep, cp=cp, zero=NO_ZERO), ep)
+            options = with_experts(self.experiment.stage_options(tp, ep, cp=cp, zero=zero), ep)
             candidate = Candidate(micro_batch_size=size, options=options, pp=1, num_micro_batches=1)
             if self.refuse(candidate) is None:
                 bounds, folded = self._bounds_of(candidate)
@@ -260,7 +261,9 @@ class SpacePlanner:
             if (count := getattr(shape, name)) % tp:
                 detail = f"tp {tp}, {name} {count}"
                 return Reason(kind=f"tp does not divide the {heads} heads", detail=detail)
-        return None
+        no_heads = self.experiment.why_no_heads(options)
+        kind = "tp x cp does not divide the key/value heads"
+        return None if no_heads is None else Reason(kind=kind, detail=no_heads)
 
 
 class CandidatePlanner(Protocol):

@@ -256,8 +256,12 @@ def _money(result: Result) -> float:
 
 
 def is_risky(estimate: Estimate) -> bool:
-    """Return whether the failure probability reaches `RISKY_PROBABILITY`."""
-    return estimate.failure_probability >= RISKY_PROBABILITY
+    """Return whether it comes after all others.
+
+    Its failure probability reaches `RISKY_PROBABILITY`, or its time lacks what such strategies were
+    measured to take.
+    """
+    return estimate.unexplained or estimate.failure_probability >= RISKY_PROBABILITY
 
 
 def first_reason(result: Result) -> Reason:

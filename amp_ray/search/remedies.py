@@ -152,6 +152,7 @@ def _has(experiment: Experiment, candidate: Candidate) -> bool:
         refused is None
         and not any(number % options.tp for number in divided)
         and shape.divides_context(options.cp)
+        and experiment.why_no_heads(options) is None
         and num_blocks >= candidate.num_chunks
         and not (is_even and num_blocks % candidate.num_chunks)
     )

@@ -114,7 +114,12 @@ def _widest(planner: Planner, within: Within, search: Search) -> Ranking:
         if grids:
             required = tuple(grid for grid in grids if grid.num_devices == widest)
             return search(planner, Candidates(required=required))
-    raise AssertionError("a space without required candidates has some with idle devices")
+    experiment = planner.experiment
+    raise ValueError(
+        f"no candidate for {experiment.cluster.num_devices} devices or fewer and global_batch_size "
+        f"{experiment.global_batch_size}: no degrees that runtime {experiment.traits.name} and the "
+        "limits allow divide model, nodes and batch; change the batch or the limits"
+    )
 
 
 def _windows(most: int) -> Iterator[tuple[int, int]]:

@@ -381,7 +381,12 @@ def _settings(
     num_blocks: int, supported: Sequence[str], *, has_core: bool
 ) -> tuple[Recompute, ...]:
     """Return the result of `recompute_choices` for a model with so many blocks."""
-    spares: dict[RecomputeKind, bool] = {"selective": has_core, "full": num_blocks > 0}
+    some = num_blocks > 0
+    spares: dict[RecomputeKind, bool] = {
+        "selective": has_core,
+        "per-operator": some,
+        "full": some,
+    }
     settings = [NO_RECOMPUTE]
     for kind, spares_some in spares.items():
         if spares_some and f"{kind}:n" in supported:

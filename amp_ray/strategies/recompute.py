@@ -7,12 +7,14 @@ from typing import Any, Final, Literal, cast, get_args
 
 from amp_ray.errors import shown
 
-RecomputeKind = Literal["none", "selective", "full", "auto"]
+RecomputeKind = Literal["none", "selective", "per-operator", "full", "auto"]
+RecomputeModule = Literal["mlp", "moe_act", "layernorm", "mla_up_proj"]
+"""Parts of a block beside the attention core, by Megatron-LM's names."""
 
 KINDS: Final[tuple[RecomputeKind, ...]] = get_args(RecomputeKind)
 """Kinds from least to most recompute; ``auto`` means that it is not chosen yet."""
 
-_WORD: Final = re.compile(r"(none|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}))?")
+_WORD: Final = re.compile(r"(none|per-operator|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}))?")
 
 
 @total_ordering
@@ -20,8 +22,9 @@ _WORD: Final = re.compile(r"(none|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}
 class Recompute:
     """The part of a block that is recomputed, and the number of such blocks in a stage.
 
-    ``selective`` recomputes the attention core (scores, softmax, dropout, context); ``full``
-    recomputes a whole block, so that only its input is kept. Embeddings and heads are never
+    ``selective`` recomputes the attention core (scores, softmax, dropout, context);
+    ``per-operator`` all operators but every other product and attention, whose results are kept;
+    ``full`` a whole block, so that only its input is kept. Embeddings and heads are never
     recomputed.
 
     Raises:
@@ -29,7 +32,8 @@ class Recompute:
 
     References:
         Korthikanti et al., arXiv:2205.05198, sections 5 and 6; Megatron-LM's
-        ``--recompute-method block`` takes the first layers of a stage, too.
+        ``--recompute-method block`` takes the first layers of a stage, too. ``per-operator`` is
+        torchtitan's selective activation checkpoint, option ``op``.
     """
 
     # ``auto`` is for candidates only: the search chooses for every stage
@@ -70,12 +74,13 @@ class Recompute:
 
 NO_RECOMPUTE: Final = Recompute()
 SELECTIVE: Final = Recompute(kind="selective")
+PER_OPERATOR: Final = Recompute(kind="per-operator")
 FULL: Final = Recompute(kind="full")
 AUTO: Final = Recompute(kind="auto")
 
 
 def parse_recompute(word: str) -> Recompute:
-    """Read ``none``, ``selective`` or ``full``; the latter two may have a number of layers.
+    """Read a kind but ``auto``; ``selective`` and ``full`` may have a number of layers.
 
     Raises:
         ValueError: If it is none of these.

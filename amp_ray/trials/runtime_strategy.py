@@ -23,6 +23,7 @@ from amp_ray.strategies.strategy import (
     stage_bounds,
 )
 from amp_ray.strategies.zero import SHARDED_GRADIENTS
+from amp_ray.units import NARROW
 
 PLAIN_TORCH: Final = "torch"  # our training program without DeepSpeed; supports all stages
 # Runtimes of our training program; the last two are for experiments published by AMP's authors
@@ -148,8 +149,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"{cluster.num_devices - 1}"
         )
     yield from _undivided(experiment, strategy)
-    if experiment.precision == "fp8":
-        yield from _odd_widths(model.shape, strategy)
+    if experiment.precision in NARROW:
+        yield from _odd_widths(experiment, strategy)
     yield from _empty_stages(model, all_bounds(model, strategy), strategy.pp)
 
 
@@ -176,6 +177,9 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
         return
     if traits.sliced_activations or traits.sliced_gradients:
         yield "runtime torch sends whole activations to every rank; leave sliced_* of traits out"
+    exchange = traits.context_parallel
+    if exchange != "ring" and any(stage.options.cp > 1 for stage in strategy.stages):
+        yield f"runtime torch sends keys and values around a ring, found {exchange}; leave it out"
     yield from _undivided_tokens(experiment, strategy)
     bounds = all_bounds(experiment.model, strategy)
     empty = [chunk for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end]
@@ -222,17 +226,19 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
                 f"cp {options.cp} needs causal sequences whose length 2 x cp divides, found "
                 f"{shape.sequence_length} tokens; choose another cp"
             )
+        yield from filter(None, (experiment.why_no_heads(options),))
         if options.spreads_experts:
             yield from _unspread(shape, options, strategy.token_slices)
 
 
-_FP8_MULTIPLE: Final = 16  # must divide all widths of fp8 matrix products
+_NARROW_MULTIPLE: Final = 16  # must divide all widths of products in narrow formats
 
 
-def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
-    """Yield a reason for each width that fp8 kernels do not support."""
+def _odd_widths(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
+    """Yield a reason for each width that kernels for narrow formats do not support."""
+    shape, head = experiment.model.shape, f"precision {experiment.precision}"
     if not shape.vocab_size:
-        yield "precision fp8 is for language models, found pictures; use bf16"
+        yield f"{head} is for language models, found pictures; use bf16"
         return
     head_size = shape.head_size or shape.hidden_size // shape.num_heads
     for options in dict.fromkeys(stage.options for stage in strategy.stages):
@@ -247,9 +253,9 @@ def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
             "expert_feed_forward_size": shape.expert_feed_forward_size // options.expert_tp,
         }
         for name, width in widths.items():
-            if width % _FP8_MULTIPLE:
+            if width % _NARROW_MULTIPLE:
                 yield (
-                    f"precision fp8 needs multiples of {_FP8_MULTIPLE} on every rank, found {name} "
+                    f"{head} needs multiples of {_NARROW_MULTIPLE} on every rank, found {name} "
                     f"{width} with tp {options.tp}; choose another tp, or bf16"
                 )
 

@@ -10,7 +10,6 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.calibration.calibrate import calibrate
 from amp_ray.calibration.calibration import Calibration, apply_calibration
-from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.linear import LinearProblem, fit_linear
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import PRIOR, Predictor
@@ -192,7 +191,7 @@ def _influences(evidence: Evidence, calibration: Calibration, log_s: FloatArray)
     problem = LinearProblem(
         offset=log_residuals(calibration) - slopes @ mode,
         slopes=slopes,
-        prior_sigma=prior_sigma(names),
+        prior_sigma=np.array([constant.prior_sigma for constant in fitted]),
         prior_error=evidence.experiment.constants.time_error,
         noise=np.array(list(noise.values())),
     )

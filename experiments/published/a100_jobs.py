@@ -49,7 +49,8 @@ def ranking_metrics(rows: Sequence[Row], predicted: Predicted) -> Metrics:
     ours, theirs = predicted.times()
     names = np.array([row.group for row in rows])
     groups = [(ours[names == name], theirs[names == name]) for name in dict.fromkeys(names)]
-    regrets = [regret(*group) for group in groups]
+    order = predicted.order()
+    regrets = [regret(order[names == name], theirs[names == name]) for name in dict.fromkeys(names)]
     return {
         **error_metrics(predicted),
         "pair_agreement": pair_agreement(groups),

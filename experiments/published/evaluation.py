@@ -1,5 +1,6 @@
 """Predictions of whole tables, as shipped, calibrated, or with every constant disturbed."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
@@ -48,6 +49,16 @@ class Predicted:
         predicted, measured = np.array(pairs, dtype=np.float64).T
         return predicted, measured
 
+    def order(self) -> FloatArray:
+        """Return the keys by which rows that have a time are ranked: seconds, or none at all."""
+        return np.array(
+            [
+                math.inf if estimate.unexplained else estimate.iteration_time_s
+                for observation, estimate in zip(self.observations, self.estimates, strict=True)
+                if observation.measured_s is not None
+            ]
+        )
+
     def peaks(self) -> tuple[FloatArray, FloatArray]:
         """Return predicted and measured largest peaks of the rows that have one."""
         pairs = [
@@ -90,12 +101,10 @@ def predict(
 
 def with_values(calibration: Calibration) -> Callable[[Constants], Constants]:
     """Return the change that a calibration makes, whatever experiment it was made for."""
-    return lambda constants: replace(
-        constants,
-        **calibration.values(),
-        time_error=calibration.time_error,
-        memory_error=calibration.memory_error,
-    )
+    values = calibration.values()
+    scale = {PROGRAM_SCALE: values.pop(PROGRAM_SCALE, 1.0)}
+    errors = {"time_error": calibration.time_error, "memory_error": calibration.memory_error}
+    return lambda constants: replace(constants, **values, **errors).moved(scale)
 
 
 def fitted(

@@ -1,21 +1,32 @@
-"""How wide intervals of predicted times must be, by the measurements of other tables."""
+"""How wide intervals of predicted times must be, by the measurements of tables."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray
-from amp_ray.calibration.intervals import WIDTH, evidence, log_shifts, time_sigmas, width_factor
+from amp_ray.calibration.evidence import FIRST_MET, Evidence, Setting, settings
+from amp_ray.calibration.intervals import WIDTH, log_shifts, time_sigmas
 from amp_ray.calibration.observation import Observation
+from amp_ray.tuner.recommendation import student_quantile
 from published.evaluation import Metrics, predict
 
 COVERAGE: Final = 0.9
 """Least share of a table's measured times within their intervals."""
 
-FEWEST_ROWS: Final = 3  # of a table, for its share in the factor of a kind of evidence
+NORMAL_MEDIAN: Final = 0.6745
+"""Median of the distances of a normal distribution from its mean, in sigmas."""
+
+FAMILIES: Final = (
+    *("A100-40 A100-80", "H100 H200 H800"),
+    *("B200 B300", "GB200 GB300"),
+)
+"""Boards of one chip on the same kind of host, whose rows count together."""
+
+FEWEST_ROWS: Final = 5  # of a table, for its share in the factor of a setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,16 +35,16 @@ class TableErrors:
 
     logs: FloatArray  # logarithms of measured over predicted times
     sigmas: FloatArray  # what they should be like, by the uncertainty of the constants
-    shipped: FloatArray  # factors of these sigmas in the package
-    kinds: tuple[str, ...]  # what speaks for each prediction
+    shipped: FloatArray  # the same with the package's evidence
+    settings: tuple[Setting, ...]
 
-    def of(self, kind: str) -> BoolArray:
-        """Return which rows have this evidence."""
-        return np.array([each == kind for each in self.kinds], dtype=np.bool_)
+    def of(self, setting: Setting) -> BoolArray:
+        """Return which rows have this setting."""
+        return np.array([each == setting for each in self.settings], dtype=np.bool_)
 
-    def inside(self, factors: FloatArray) -> BoolArray:
-        """Return which measured times lie within intervals whose sigmas have these factors."""
-        inside: BoolArray = np.abs(self.logs) <= WIDTH * factors * self.sigmas
+    def inside(self, sigmas: FloatArray) -> BoolArray:
+        """Return which measured times lie within intervals of these sigmas."""
+        inside: BoolArray = np.abs(self.logs) <= WIDTH * sigmas
         return inside
 
 
@@ -41,41 +52,48 @@ def table_errors(observations: Sequence[Observation]) -> TableErrors:
     """Return the errors of measured trials beside their sigmas."""
     estimates = predict(observations).estimates
     measured = np.array([observation.measured_s for observation in observations], dtype=np.float64)
-    logs = np.log(measured / [estimate.iteration_time_s for estimate in estimates])
     groups: dict[int, list[int]] = {}
     for index, observation in enumerate(observations):
         groups.setdefault(id(observation.experiment), []).append(index)
-    sigmas, shipped, kinds = np.zeros(len(logs)), np.zeros(len(logs)), [""] * len(logs)
+    sigmas = np.zeros(len(estimates))
     for indices in groups.values():
         experiment = observations[indices[0]].experiment
         shifts = log_shifts(experiment, [estimates[index] for index in indices])
         sigmas[indices] = time_sigmas(experiment, shifts)
-        shipped[indices] = width_factor(experiment)
-        for index in indices:
-            kinds[index] = evidence(experiment)
-    return TableErrors(logs=logs, sigmas=sigmas, shipped=shipped, kinds=tuple(kinds))
-
-
-def factor(tables: Sequence[TableErrors], kind: str) -> float:
-    """Return the least factor of sigmas with which intervals hold `COVERAGE` of every table.
-
-    Errors within a table are alike, and a user's cluster is another table. If its quantile of the
-    errors in sigmas is drawn as those of ``n`` tables, it lies below the largest of them with
-    probability ``n / (n + 1)``, whatever their distribution.
-    """
-    return (
-        max(
-            (
-                float(
-                    np.quantile(np.abs(table.logs / table.sigmas)[rows], COVERAGE, method="higher")
-                )
-                for table, rows in ((table, table.of(kind)) for table in tables)
-                if _counts(rows)
-            ),
-            default=WIDTH,
-        )
-        / WIDTH
+    shipped = [
+        Evidence.of(*observation.plan).sigma(sigma)
+        for observation, sigma in zip(observations, sigmas.tolist(), strict=True)
+    ]
+    return TableErrors(
+        logs=np.log(measured / [estimate.iteration_time_s for estimate in estimates]),
+        sigmas=sigmas,
+        shipped=np.array(shipped),
+        settings=tuple(_setting(observation) for observation in observations),
     )
+
+
+def _setting(observation: Observation) -> Setting:
+    """Return a trial's setting, with all boards of its family."""
+    setting = next(settings(*observation.plan))
+    families = [boards for boards in FAMILIES if setting.board in boards.split()]
+    return replace(setting, board=families[0]) if families else setting
+
+
+def factor(tables: Sequence[TableErrors], setting: Setting) -> float | None:
+    """Return the factor of sigmas with which intervals hold `COVERAGE` of every table's rows.
+
+    It is the larger of two: `COVERAGE` of the rows lie within it, and so they would if errors were
+    normal around 0 with the table's median distance, whose quantile is Student's for few rows. None
+    without a table of at least `FEWEST_ROWS` rows in the setting.
+    """
+    factors = []
+    for table in tables:
+        rows = table.of(setting)
+        if (number := int(rows.sum())) >= FEWEST_ROWS:
+            scaled = np.abs(table.logs / table.sigmas)[rows]
+            normal = student_quantile(COVERAGE, number) * np.median(scaled) / NORMAL_MEDIAN
+            factors.append(max(float(np.quantile(scaled, COVERAGE, method="higher")), normal))
+    return float(max(factors)) / WIDTH if factors else None
 
 
 def rounded_up(value: float) -> float:
@@ -86,15 +104,19 @@ def rounded_up(value: float) -> float:
 def factors(tables: Mapping[str, TableErrors]) -> list[dict[str, str]]:
     """Return the rows of `amp_ray/data/interval-widths.csv`: factors and what they come from."""
     rows = []
-    for kind in sorted({each for table in tables.values() for each in table.kinds}):
-        counts = [int(table.of(kind).sum()) for table in tables.values() if _counts(table.of(kind))]
-        if counts:
+    for setting in _all_settings(tables.values()):
+        width = factor([*tables.values()], setting)
+        counts = [int(table.of(setting).sum()) for table in tables.values()]
+        if width is not None:
             rows.append(
                 {
-                    "evidence": kind,
-                    "factor": f"{rounded_up(factor([*tables.values()], kind)):.3f}",
-                    "num_tables": str(len(counts)),
-                    "num_rows": str(sum(counts)),
+                    "program": setting.program,
+                    "release": setting.release,
+                    "boards": setting.board,
+                    "kind": setting.kind,
+                    "factor": f"{rounded_up(width):.3f}",
+                    "num_tables": str(sum(count >= FEWEST_ROWS for count in counts)),
+                    "num_rows": str(sum(count for count in counts if count >= FEWEST_ROWS)),
                 }
             )
     return rows
@@ -103,30 +125,39 @@ def factors(tables: Mapping[str, TableErrors]) -> list[dict[str, str]]:
 def coverage(tables: Mapping[str, TableErrors]) -> dict[str, Metrics]:
     """Return how many measured times lie within their intervals, and the intervals' half widths.
 
-    As shipped, and held: with the factors that the other tables give.
+    As shipped, and held: with the evidence of the other tables.
     """
     figures: dict[str, Metrics] = {}
     for name, table in tables.items():
         others = [each for other, each in tables.items() if other != name]
-        by_kind = {kind: factor(others, kind) for kind in set(table.kinds)}
-        held = np.array([by_kind[kind] for kind in table.kinds])
+        held = _sigmas(table, {each: factor(others, each) for each in set(table.settings)})
         median_error = float(np.median(np.abs(np.expm1(-table.logs))))
         figures[name] = {
             "num_rows": len(table.logs),
             "median_error": median_error,
             "coverage": float(table.inside(table.shipped).mean()),
-            "interval_error": _half_width(table, table.shipped),
-            "width_in_medians": _half_width(table, table.shipped) / median_error,
+            "interval_error": _half_width(table.shipped),
+            "width_in_medians": _half_width(table.shipped) / median_error,
             "held_coverage": float(table.inside(held).mean()),
-            "held_interval_error": _half_width(table, held),
+            "held_interval_error": _half_width(held),
         }
     return figures
 
 
-def _half_width(table: TableErrors, factors_of_rows: FloatArray) -> float:
+def _sigmas(table: TableErrors, known: Mapping[Setting, float | None]) -> FloatArray:
+    """Return sigmas with these factors, and those of times that were never met without any."""
+    ratios = [known[setting] for setting in table.settings]
+    factors_of_rows = np.array([1.0 if ratio is None else ratio for ratio in ratios])
+    first_met = np.array([FIRST_MET if ratio is None else 0.0 for ratio in ratios])
+    sigmas: FloatArray = np.hypot(factors_of_rows * table.sigmas, first_met)
+    return sigmas
+
+
+def _half_width(sigmas: FloatArray) -> float:
     """Return the median half width of intervals, as a share of the predicted time."""
-    return float(np.median(np.expm1(WIDTH * factors_of_rows * table.sigmas)))
+    return float(np.median(np.expm1(WIDTH * sigmas)))
 
 
-def _counts(rows: BoolArray) -> bool:
-    return int(rows.sum()) >= FEWEST_ROWS
+def _all_settings(tables: Iterable[TableErrors]) -> list[Setting]:
+    """Return every setting of the tables' rows, once, in alphabetical order."""
+    return sorted({each for table in tables for each in table.settings}, key=astuple)

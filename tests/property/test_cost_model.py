@@ -192,6 +192,22 @@ def test_a_faster_device_never_makes_an_iteration_longer(
     assert after.peak_memory_bytes == before.peak_memory_bytes
 
 
+def limited(case: Case, share: float) -> Estimate:
+    """Return the estimate with all boards at a share of their power."""
+    return on_devices(
+        case,
+        lambda device: replace(device, power_limit_w=share * (device.board_power_w or 0.0)),
+    ).estimate()
+
+
+@given(cases(), st.floats(0.2, 1), st.floats(0.2, 1))
+def test_less_power_never_makes_an_iteration_shorter(case: Case, one: float, other: float) -> None:
+    low, high = (limited(case, share) for share in sorted((one, other)))
+    assert low.iteration_time_s >= high.iteration_time_s * (1 - CLOSE)
+    assert high.iteration_time_s >= case.estimate().iteration_time_s * (1 - CLOSE)
+    assert limited(case, 1.0) == case.estimate()
+
+
 @given(cases(), st.floats(1, 100), st.floats(1, 100))
 def test_faster_links_never_make_an_iteration_longer(
     case: Case, inside: float, between: float

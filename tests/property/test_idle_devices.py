@@ -39,6 +39,8 @@ CASES: dict[str, tuple[Sequence[int], dict[str, Any]]] = {
         {"family": "llama", "model": ", num_experts: 4, experts_per_token: 2"},
     ),
     "placement": ((1, 2, 3, 4, 5), {"space": "placement", "runtime": "deepspeed"}),
+    "always sharded": ((1, 2, 3, 4, 5, 7), {"runtime": "fsdp2", "zero": 3}),
+    "always sharded, no tp": ((1, 2, 3, 5, 6), {"runtime": "llm-foundry", "zero": "auto"}),
 }
 
 

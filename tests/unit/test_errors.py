@@ -38,6 +38,12 @@ def test_an_error_with_a_line_of_its_own_stays_as_it_is() -> None:
         fail(error)
 
 
+def test_an_error_of_the_same_place_names_it_once() -> None:
+    error = InputError("wrong", where=Where(file="x.yaml"))
+    with pytest.raises(InputError, match=r"^x\.yaml: wrong$"), placed(Where(file="x.yaml")):
+        fail(error)
+
+
 def test_a_plain_value_error_may_be_our_own_mistake() -> None:
     with pytest.raises(ValueError, match=r"^ours$") as caught, placed(LINE):
         fail(ValueError("ours"))

@@ -25,6 +25,7 @@ from amp_ray.trials.profile.points import (
 )
 from amp_ray.trials.profile.records import LinkPlace
 from amp_ray.trials.runtime_strategy import untrained_part
+from amp_ray.units import NARROW
 
 _LINK_PAIR: Final = 2  # number of hosts at the ends of a link
 
@@ -85,8 +86,11 @@ def profile_parts(
             "on the tokens of the others; set search.max_ep to 1, or plan with an analytic profile"
         )
         raise InputError(message, where=experiment.where("model"))
-    if experiment.precision == "fp8":
-        message = "layers are not measured in fp8; plan with an analytic profile, or profile bf16"
+    if experiment.precision in NARROW:
+        message = (
+            f"layers are not measured in {experiment.precision}; plan with an analytic profile, or "
+            "profile bf16"
+        )
         raise InputError(message, where=experiment.where("precision"))
     if experiment.traits.layer_list != "runtime":
         raise InputError(

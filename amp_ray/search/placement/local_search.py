@@ -99,7 +99,8 @@ def simple_orders(experiment: Experiment, candidate: Candidate) -> tuple[tuple[i
     cluster = experiment.cluster
     rows = [row for row in _group_devices(cluster, candidate) if row]
     nodes = [cluster.nodes[cluster.node_of_device[row[0]]] for row in rows]
-    speeds = [node.device.peak_flops(experiment.precision) for node in nodes]
+    devices = [node.device for node in nodes]
+    speeds = [each.clock_fraction * each.peak_flops(experiment.precision) for each in devices]
     rates = [node.inter.bandwidth_bytes_per_s for node in nodes]
     orders = list(listed_orders(cluster, candidate)[:1])
     for key in zip(speeds, rates, strict=True), zip(rates, speeds, strict=True):

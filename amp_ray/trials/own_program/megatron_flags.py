@@ -11,6 +11,7 @@ from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
+from amp_ray.units import NARROW
 
 MEGATRON_CORE: Final = "megatron-core"
 """Runtime whose traits have flags of Megatron-LM; what others assume is not written."""
@@ -22,6 +23,7 @@ _PRECISION_FLAGS: Final = {
     "fp16": ("--fp16",),
     "bf16": ("--bf16",),
     "fp8": ("--bf16",),
+    "nvfp4": ("--bf16", "--fp4-format", "e2m1"),
 }
 
 DTYPE_FLAGS: Final = ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype")
@@ -38,7 +40,10 @@ _OTHERS: Final = {
 }
 """Flags for all dimensions of a stage except tp, dp and recompute."""
 
-_CP_KINDS: Final = {"ring": "p2p", "all-gather": "all_gather"}
+_CP_KINDS: Final = {"ring": "p2p", "all-gather": "all_gather", "all-to-all": "a2a"}
+
+HEAD_RANKS: Final = "hierarchical-context-parallel-sizes"
+"""Flag of the ranks that divide heads, and of those of a ring."""
 
 CAPTURED: Final = ("attn", "moe_router", "moe_preprocess")
 """Parts of a block with experts that one CUDA graph starts."""
@@ -55,13 +60,6 @@ _GRAPHS: Final = {
 TE_LOSS_FRACTION: Final = 0.2
 """Largest traffic of the loss that is that of Transformer Engine's kernels; megatron-core's own
 fused loss has 28 of 60 bytes, these 10."""
-
-RECOMPUTE_MODULES: Final = {
-    "recomputes_norms": "layernorm",
-    "recomputes_expert_activations": "moe_act",
-    "recomputes_latent_projections": "mla_up_proj",
-}
-"""Names of ``--recompute-modules``, by trait."""
 
 
 def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
@@ -99,7 +97,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_format_flags(traits.formats.kept),
         *_zero_flags(strategy, traits.name),
         *_offload_flags(traits, num_layers),
-        *(_exchange_flags(traits, strategy) if is_core else ()),
+        *(_exchange_flags(experiment, strategy) if is_core else ()),
         *(_kernel_flags(experiment) if is_core else ()),
         *(_graph_flags(traits, candidate.options.recompute) if is_core else ()),
         *_expert_flags(traits, candidate.options, model.shape.num_experts),
@@ -184,9 +182,11 @@ def layout_text(model: Model, bounds: Sequence[int]) -> str:
 
 
 def _recompute_flags(recompute: Recompute, traits: RuntimeTraits) -> list[str]:
-    modules = [name for trait, name in RECOMPUTE_MODULES.items() if getattr(traits, trait)]
+    modules: list[str] = [*traits.recompute_modules]
     if recompute.kind == "selective" and recompute.layers is not None:
         raise ValueError(f"Megatron recomputes selectively in all layers, found {recompute}")
+    if recompute.kind == "per-operator":
+        raise ValueError("Megatron recomputes no single operators, found recompute per-operator")
     if recompute.kind != "full":
         if recompute.kind == "selective":
             modules = ["core_attn", *modules] if modules else []
@@ -247,9 +247,24 @@ def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:
     return ["--use-distributed-optimizer", *several]
 
 
-def _exchange_flags(traits: RuntimeTraits, strategy: Strategy) -> Iterator[str]:
+def _context_flags(experiment: Experiment, options: StageOptions) -> Iterator[str]:
+    """Yield the flags for exchanges between the ranks of a sequence."""
+    if options.cp == 1:
+        return
+    no_heads = experiment.why_no_heads(options)
+    if no_heads:
+        raise ValueError(no_heads)
+    kind, heads = experiment.traits.context_parallel, experiment.head_ranks(options.tp, options.cp)
+    if kind != "both":
+        yield from ("--cp-comm-type", _CP_KINDS[kind])
+        return
+    yield from ("--cp-comm-type", "a2a+p2p")
+    yield from (f"--{HEAD_RANKS}", str(heads), str(options.cp // heads))
+
+
+def _exchange_flags(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     """Yield the flags for messages between replicas, tensor-parallel and context-parallel ranks."""
-    options = candidate_of(strategy).options
+    options, traits = candidate_of(strategy).options, experiment.traits
     is_sharded, is_fsdp = strategy.zero.stage > 0, strategy.zero.stage in _SHARDED
     if traits.overlaps_gradient_sync and (is_sharded or options.dp * options.cp > 1):
         yield "--overlap-grad-reduce"
@@ -259,8 +274,7 @@ def _exchange_flags(traits: RuntimeTraits, strategy: Strategy) -> Iterator[str]:
             yield from ("--ddp-bucket-size", str(int(traits.bucket_elements)))
     if is_fsdp and traits.waiting_elements:
         yield from ("--suggested-communication-unit-size", str(int(traits.waiting_elements)))
-    if options.cp > 1:
-        yield from ("--cp-comm-type", _CP_KINDS[traits.context_parallel])
+    yield from _context_flags(experiment, options)
     if traits.overlaps_gathers and options.sequence_parallel:
         yield "--tp-comm-overlap"
 
@@ -277,10 +291,12 @@ def _kernel_flags(experiment: Experiment) -> Iterator[str]:
         yield from ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", fusion)
     if precision == "fp8":
         yield from ("--fp8-recipe", traits.fp8_recipe)
+    if precision == "nvfp4":
+        yield from ("--fp4-recipe", "nvfp4")
     if precision == "fp16" and traits.accumulates_fp16_in_fp32:
         yield "--accumulate-allreduce-grads-in-fp32"
     if not (traits.accumulates_bf16_in_fp32 or "gradients" in traits.formats.kept):
-        yield from ("--grad-reduce-in-bf16",) if precision in {"bf16", "fp8"} else ()
+        yield from ("--grad-reduce-in-bf16",) if precision in {"bf16", *NARROW} else ()
     if not traits.fused_accumulation:
         yield "--no-gradient-accumulation-fusion"
     yield from ("--make-vocab-size-divisible-by", str(traits.vocabulary_multiple))

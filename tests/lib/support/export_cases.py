@@ -29,6 +29,7 @@ KEYS = {
         "precision: {compute: fp8, primary: fp8}\nzero_stage: 1\n",
         "precision: {compute: bf16, gradients: bf16, moments: bf16}\nzero_stage: 1\n",
         "precision: bf16\ntraits: {offloaded_blocks: 4}\n",
+        "precision: bf16\ntraits: {context_parallel: both}\n",
     ),
 }
 """Further keys of the experiment file to try, by runtime."""

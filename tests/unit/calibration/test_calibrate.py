@@ -8,7 +8,7 @@ import pytest
 from amp_ray.calibration.calibrate import Choice, calibrate
 from amp_ray.calibration.calibration import Calibration
 from amp_ray.calibration.observation import Observation
-from amp_ray.calibration.predictions import TIME_CONSTANTS, Predictor
+from amp_ray.calibration.predictions import TIME_CONSTANTS, Point, Predictor
 from amp_ray.calibration.time_fit import TimeTrials
 from amp_ray.clusters.constants import PRIOR_SIGMA
 from amp_ray.inputs.experiment import Experiment
@@ -209,3 +209,46 @@ def test_fewer_usable_trials_than_named_constants_are_refused(
 def test_no_trial_at_all_is_refused(small: Experiment) -> None:
     with pytest.raises(ValueError, match="no trial"):
         calibrate(small, [])
+
+
+def noisy(trials: Sequence[Observation], factor: float, seed: int) -> list[Observation]:
+    """Multiply measured times by a common factor and by 5 % of noise."""
+    generator = np.random.default_rng(seed)
+    return with_times(trials, (factor * generator.lognormal(0.0, 0.05, len(trials))).tolist())
+
+
+def times_of(calibration: Calibration) -> set[str]:
+    """Names of the fitted constants of time."""
+    memory = {"context_scale", "allocator_scale"}
+    return {constant.name for constant in calibration.constants} - memory
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
+def test_up_to_three_trials_move_a_common_factor_alone(
+    small: Experiment, plant: Plant, number: int, factor: float
+) -> None:
+    trials = plant({"host_scale": 1.4})
+    assert "host_scale" in times_of(calibrate(small, trials, thorough=False))
+    few = noisy(trials, factor, seed=number)[:number]
+    assert times_of(calibrate(small, few, thorough=False)) == {"program_scale"}
+
+
+@pytest.mark.parametrize("factor", [0.86, 1.16])
+@pytest.mark.parametrize("seed", range(8))
+def test_after_five_trials_of_one_sign_the_rest_follows(
+    small: Experiment, plant: Plant, factor: float, seed: int
+) -> None:
+    """However the trials were drawn: a program that is off by 14 % on all of them is off."""
+    trials = noisy(plant({}), factor, seed)
+    order = np.random.default_rng(seed).permutation(len(trials))
+    drawn, rest = ([trials[index] for index in part] for part in (order[:5], order[5:]))
+    found = calibrate(small, drawn)
+    plans = [trial.plan for trial in rest]
+    measured = np.log([trial.measured_s or math.nan for trial in rest])
+    before = (Predictor().log_times(plans, Point()) - measured).mean()
+    logs = {constant.name: math.log(constant.ratio) for constant in found.constants}
+    after = (
+        Predictor().log_times(plans, Point.of(tuple(logs), tuple(logs.values()))) - measured
+    ).mean()
+    assert abs(after) < 0.6 * abs(before)

@@ -56,6 +56,18 @@ def test_every_cluster_is_one_that_can_be_planned(
         assert not planned.hosts[0].inter.assumed
 
 
+@pytest.mark.parametrize("name", ["2", "1e5", "true", "null", "on", "0x1f", "hosts"])
+def test_a_name_that_yaml_takes_for_something_else_is_quoted(
+    amp_ray: Run, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("a slots=8\nb slots=8\n")
+    path = tmp_path / "my.yaml"
+    options = ("--hostfile", tmp_path / name, "--device", "H100", "--inter-gbit-per-s", "400")
+    model = ("--model", "llama-3-8b", "--batch", "64")
+    assert amp_ray("init", "-o", path, *options, *model).code == 0
+    assert load_experiment(path).cluster.host_names == ("a", "b")
+
+
 def test_a_plan_follows(amp_ray: Run, tmp_path: Path) -> None:
     path = tmp_path / "my first.yaml"
     amp_ray("init", "-o", path, *NODES, "--model", "gpt2-1.5b", "--batch", "64")

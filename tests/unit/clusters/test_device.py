@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from amp_ray.clusters.device import ALIASES, CATALOGUE, Device, find_device
@@ -97,6 +99,46 @@ def test_more_power_does_more_products_on_one_process() -> None:
 
     boards = ("H100", "B200", "B300", "GB200", "GB300")
     assert sorted(boards, key=sustained) == list(boards)
+
+
+def test_every_board_but_the_superchip_has_the_power_of_its_data_sheet() -> None:
+    unknown = {name for name, board in CATALOGUE.items() if board.board_power_w is None}
+    assert unknown == {"GH200", "cpu"}
+    watts = [find_device(name).board_power_w for name in ("T4", "A100-80", "H100", "GB300")]
+    assert watts == [70, 400, 700, 1400]
+
+
+@pytest.mark.parametrize(
+    ("board", "limit_w", "clock"),
+    [
+        ("H100", 700, 1.0),
+        ("H100", 500, 0.865),  # of the 567 W above the static part 367 are left
+        ("H100", 350, 0.726),
+        ("GB200", 1000, 0.926),
+        ("A100-80", 300, 0.884),
+    ],
+)
+def test_a_power_limit_lowers_the_clock_by_the_cube_root_of_what_switches(
+    board: str, limit_w: float, clock: float
+) -> None:
+    plain = find_device(board)
+    limited = replace(plain, power_limit_w=limit_w)
+    assert limited.clock_fraction == pytest.approx(clock, abs=1e-3)
+    rates = [
+        (
+            device.product_flops("bf16"),
+            device.attention_flops(128, native=True),
+            device.attention_flops(128, native=False),
+            device.unaligned_flops(1),
+        )
+        for device in (limited, plain)
+    ]
+    for slow, fast in zip(*rates, strict=True):
+        assert slow is not None
+        assert fast is not None
+        assert slow == pytest.approx(clock * fast, rel=1e-3)
+    assert limited.memory_bytes_per_s == plain.memory_bytes_per_s
+    assert limited.peak_flops("fp16") == plain.peak_flops("fp16")
 
 
 def test_boards_reach_the_hosts_memory_by_pcie_or_a_link_of_their_own() -> None:

@@ -72,6 +72,7 @@ TWO_BOARDS = (
     - {count: 1, device: H100, slots: 2, inter_gbit_per_s: 10}""",
 )
 PADDED = ("global_batch_size", "runtime: megatron-core\nglobal_batch_size")
+OF_2022 = ("global_batch_size", "runtime: amp-2022\nglobal_batch_size")
 FP32 = ("global_batch_size", "precision: fp32\nglobal_batch_size")
 
 
@@ -84,6 +85,7 @@ FP32 = ("global_batch_size", "precision: fp32\nglobal_batch_size")
         (4, (H100, EIGHTS), None),  # ranks of 12,568 = 8 * 1,571
         (1, (H100, ODD, PADDED), None),
         (1, (H100, ODD, FP32), None),
+        (1, (H100, ODD, OF_2022), None),  # nothing was measured with its libraries
         (1, (ODD,), None),  # kernels of unaligned products are no slower on a T4
         (1, (("device: T4", "device: MI300X"), ODD), None),
         (1, (H100,), None),

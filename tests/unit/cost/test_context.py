@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.estimate import Breakdown, Estimate
+from amp_ray.clusters.device import find_device
+from amp_ray.cost.collective import NO_RING, Path
+from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import (
     FUSED_BACKWARD_PRODUCTS,
@@ -14,10 +16,11 @@ from amp_ray.cost.roofline import (
     Rank,
     attention_rate,
 )
+from amp_ray.cost.samples import ContextGroup, context_exchange_s
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
-from amp_ray.runtimes.traits import ContextExchange
+from amp_ray.runtimes.releases import ContextExchange
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate, StageOptions
@@ -25,6 +28,7 @@ from amp_ray.strategies.strategy import Strategy
 from support.experiments import experiment_from
 
 LENGTH = 131_072
+KINDS: tuple[ContextExchange, ...] = ("ring", "all-gather", "all-to-all", "both")
 
 TEXT = f"""
 name: long
@@ -131,6 +135,103 @@ def test_a_ring_hides_behind_attention_and_a_gather_does_not() -> None:
             CostModel(experiment=given()).estimate(strategy(tp=4, cp=1, dp=16))
         ).tensor_parallel_s
     )
+
+
+@pytest.mark.parametrize("exchange", KINDS)
+def test_all_exchanges_are_alike_where_nothing_is_divided(exchange: ContextExchange) -> None:
+    ring, other = (
+        CostModel(experiment=given(kind)).estimate(strategy(tp=4, cp=1, dp=16))
+        for kind in ("ring", exchange)
+    )
+    assert other.iteration_time_s == ring.iteration_time_s
+    assert other.peak_memory_bytes == ring.peak_memory_bytes
+
+
+def test_four_all_to_alls_of_each_pass_are_seen_whole() -> None:
+    """Queries and results have 4,096 elements for each token, keys and values 1,024."""
+    layer = CostModel(experiment=given("all-to-all")).samples(8).experiment.model.layers[1]
+    rank = Rank.of(find_device("H100"), StageOptions(tp=1, dp=1), 1, "bf16")
+    group = ContextGroup(ring_ranks=1, ring=NO_RING, exchange=Path(bytes_per_s=1e9, step_s=0.0))
+    constants, traits = Constants(collective_start_s=0.0), given().traits
+    forward_s, backward_s = context_exchange_s(layer, rank, group, traits, constants)
+    assert forward_s == pytest.approx(2 * LENGTH / 8 * (4096 + 1024 + 1024 + 4096) / 1e9)
+    assert backward_s == forward_s
+
+
+def test_all_to_alls_need_no_buffers_and_no_sums_but_keep_the_result_twice() -> None:
+    ring, divided = (
+        CostModel(experiment=given(exchange)).samples(8).experiment.model.layers[1]
+        for exchange in ("ring", "all-to-all")
+    )
+    tokens, (of_ring, of_heads) = (
+        LENGTH // 8,
+        ({op.name: op for op in layer.elementwise}["attention"] for layer in (ring, divided)),
+    )
+    assert of_heads.flops == of_ring.flops
+    assert of_heads.saved_elements == of_ring.saved_elements
+    assert (of_heads.buffer_elements, of_heads.context_elements, of_heads.num_kernels) == (0, 0, 1)
+    # A rank reads the keys and values of its heads once, not those of half of the others
+    read = 2 * tokens * 1024
+    assert of_heads.forward_elements == read + 2 * tokens * 4096
+    assert of_ring.forward_elements == 4.5 * read + 2 * tokens * 4096 + 3 * 7 * tokens * 4096
+    saved = (layer.saved_bytes(tp=1, bytes_per_element=2) for layer in (divided, ring))
+    assert next(saved) - next(saved) == 2 * tokens * 4096
+    cores = (layer.core_saved_bytes(tp=1, bytes_per_element=2) for layer in (divided, ring))
+    assert next(cores) - next(cores) == 2 * tokens * 4096
+
+
+def test_neighbours_divide_heads_and_nodes_form_rings() -> None:
+    """Eight heads of keys and values, eight devices of a node."""
+    both, whole = given("both"), given("all-to-all")
+    degrees = [(1, 16), (1, 4), (2, 16), (4, 8), (8, 4), (1, 24)]
+    assert [both.head_ranks(*each) for each in degrees] == [8, 4, 4, 2, 1, 8]
+    assert [whole.head_ranks(*each) for each in degrees] == [cp for _, cp in degrees]
+    assert [given().head_ranks(*each) for each in degrees] == [1] * len(degrees)
+    assert parts(CostModel(experiment=both).estimate(strategy(tp=8, cp=4, dp=2))) == parts(
+        CostModel(experiment=given()).estimate(strategy(tp=8, cp=4, dp=2))
+    )
+
+
+def test_a_slow_network_costs_one_step_of_a_ring_between_two_nodes() -> None:
+    """One ring of 16 crosses in 15 steps, eight rings of 2 in one; all-to-alls send all across."""
+    talk_s = {
+        exchange: parts(
+            CostModel(experiment=given(exchange, TEXT.replace("3200", "20"))).estimate(
+                strategy(tp=1, cp=16, dp=4)
+            )
+        ).tensor_parallel_s
+        for exchange in KINDS
+    }
+    assert talk_s["both"] < talk_s["ring"] < talk_s["all-gather"]
+    assert talk_s["both"] < talk_s["all-to-all"]
+
+
+def test_heads_that_ranks_cannot_divide_are_refused_by_name() -> None:
+    experiment = given("all-to-all", max_cp=16)
+    planner = AmpRayPlanner(experiment=experiment)
+    for tp, cp in ((1, 8), (4, 2)):
+        assert isinstance(planner.plan(candidate_of(experiment, tp, cp)), Estimate)
+    for tp, cp in ((4, 4), (1, 16)):
+        refused = planner.plan(candidate_of(experiment, tp, cp))
+        assert isinstance(refused, Infeasible)
+        assert refused.reason.kind == "tp x cp does not divide the key/value heads"
+        words = f"tp {tp} x cp {cp} must divide the 8 heads of keys and values"
+        assert words in refused.reason.detail
+
+
+def candidate_of(experiment: Experiment, tp: int, cp: int) -> Candidate:
+    options = replace(experiment.stage_options(tp, 64 // tp // cp, cp=cp), zero=experiment.zero(1))
+    return Candidate(micro_batch_size=1, options=options, pp=1, num_micro_batches=32 // options.dp)
+
+
+@pytest.mark.parametrize("exchange", ["all-to-all", "both"])
+def test_bounds_of_divided_heads_hold(exchange: ContextExchange) -> None:
+    experiment = given(exchange, TEXT.replace(str(LENGTH), "16384"), max_cp=16)
+    planner = AmpRayPlanner(experiment=experiment)
+    for tp, cp in ((4, 2), (2, 4), (1, 8)):
+        estimate = planner.cost_model.estimate(strategy(tp=tp, cp=cp, dp=64 // tp // cp))
+        least_s = planner.chooser.least_s(strategy_candidate(estimate), 1e9)
+        assert 0.9 * estimate.iteration_time_s < least_s <= estimate.iteration_time_s
 
 
 def test_gathered_keys_and_values_take_memory() -> None:

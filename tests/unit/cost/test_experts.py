@@ -23,7 +23,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.units import BYTES_PER_ELEMENT
 from support.checked import grid_of, required
-from support.experiments import experiment_from
+from support.experiments import experiment_from, small_experiment
 
 GIGABIT = 1e9 / 8
 
@@ -147,7 +147,7 @@ def test_clamps_and_scaled_rotation_are_kernels_of_their_own() -> None:
 
 def test_parts_of_a_block_are_recomputed_in_every_backward_pass() -> None:
     """Two norms and an activation again, unless the whole block is."""
-    traits = replace(EXPERIMENT.traits, recomputes_norms=True, recomputes_expert_activations=True)
+    traits = replace(EXPERIMENT.traits, recompute_modules=("layernorm", "moe_act"))
     options, ring = StageOptions(tp=1, dp=8), NO_RING
     names = ("norm-1", "norm-2", "experts-activation")
     kinds: tuple[RecomputeKind, ...] = ("none", "full")
@@ -175,11 +175,9 @@ def test_what_is_recomputed_anyway_is_not_kept() -> None:
         LayerMemory(
             model=given.model,
             rank=rank,
-            traits=replace(
-                given.traits, recomputes_norms=norms, recomputes_expert_activations=acts
-            ),
+            traits=replace(given.traits, recompute_modules=modules),
         ).kept_bytes(layer, "none")
-        for norms, acts in ((False, False), (False, True), (True, False))
+        for modules in ((), ("moe_act",), ("layernorm",))
     ]
     tokens = 2 * 256
     assert kept[0] - kept[1] == 2 * tokens * 2 * 3 * 768
@@ -516,5 +514,6 @@ def test_recomputed_operators_are_names_of_operators() -> None:
         for layer in experiment_from(MOE.replace("num_experts: 8", text)).model.layers
         for op in layer.operators
     }
+    names |= {op.name for layer in small_experiment().model.layers for op in layer.operators}
     parts = [part for pair in RECOMPUTED.values() for part in pair]
     assert {name for part in parts for name in part} <= names

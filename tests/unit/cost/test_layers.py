@@ -228,6 +228,36 @@ def test_device_bound_anchor_corrects_the_device(work: LayerWork, rank: Rank) ->
     assert seconds(anchored, replace(rank, micro_batch_size=2)) == (3.0, 6.0)
 
 
+@pytest.mark.parametrize(("share", "forward_s"), [(0.0, 14.0), (0.5, 12.0), (1.0, 10.5)])
+def test_a_measured_pass_that_began_on_an_idle_device_includes_the_wait_for_its_long_kernel(
+    work: LayerWork, rank: Rank, share: float, forward_s: float
+) -> None:
+    """Of five kernels of 1 s each on the host, the last but one is long.
+
+    The device takes 6 s, but it begins 3 of them after 4 s of launches; it ends after 8.
+    """
+    (op,) = work.layer.elementwise
+    short, long = (
+        replace(op, forward_elements=op.forward_elements * seconds, num_kernels=kernels)
+        for seconds, kernels in ((2.0, 3), (3.0, 1))
+    )
+    layer = replace(work.layer, operators=(short, long, replace(op, num_kernels=1)))
+    anchors = LayerAnchors(alone={1: measured(14.0)}, launch_s=1.0, idle_share=share)
+    anchored = replace(work, layer=layer, anchors=anchors)
+    assert seconds(anchored, rank)[0] == pytest.approx(forward_s)
+    assert seconds(anchored, replace(rank, micro_batch_size=4))[0] == pytest.approx(4 * forward_s)
+
+
+def test_the_wait_of_an_idle_device_is_no_all_reduce(talking_work: LayerWork, rank: Rank) -> None:
+    two, anchors = replace(rank, tp=2), {1: measured(1.5)}
+    alone = LayerAnchors(alone=anchors, at_tp={1: measured(2.5)}, launch_s=0.5)
+    ratios = [
+        replace(talking_work, anchors=replace(alone, idle_share=share)).collective_ratio(two, RING)
+        for share in (0.0, 1.0)
+    ]
+    assert ratios[0] == pytest.approx(ratios[1])
+
+
 def test_host_bound_anchor_does_not_grow_until_the_device_passes_it(
     work: LayerWork, rank: Rank
 ) -> None:

@@ -289,6 +289,48 @@ def test_unaligned_products_run_at_twice_the_rate_of_single_precision_where_none
     assert gemm_phases(odd, narrow, constants).forward_s == pytest.approx(1.004)
 
 
+@pytest.mark.parametrize(
+    ("board", "cublas", "odd", "even"),
+    [
+        ("H200", "13", 122, 251),  # as measured there
+        ("A100-80", "13", 71, 146),  # 2/3 of the instructions a second on each of fewer units
+        ("T4", "13", 29.25, 29.25),  # hardly fewer operands than its tensor cores need
+        ("A100-80", "11", 31.2, 31.2),  # 2 x 19.5 x .8: off the tensor cores
+        ("V100-16", "13", 20.4, 20.4),  # lacks the instructions of Turing
+        ("V100-16", "11", 20.4, 20.4),
+    ],
+)
+def test_products_of_unaligned_heads_depend_on_the_generation_and_the_library(
+    board: str, cublas: str, odd: float, even: float
+) -> None:
+    rank = Rank(
+        device=find_device(board),
+        tp=1,
+        micro_batch_size=1,
+        precision="fp16",
+        has_unaligned_kernels=cublas == "13",
+    )
+    for width, tflops in ((16385, odd), (16388, even), (16386, even)):
+        scores = Gemm(name="scores", rows=65536, columns=65536, inner=width, has_weight=False)
+        rate = scores.flops / gemm_phases(scores, rank, Constants()).forward_s
+        assert rate == pytest.approx(tflops * 1e12, rel=0.02)
+
+
+@pytest.mark.parametrize("board", ["A100-80", "V100-16"])
+def test_weights_that_are_no_multiple_of_8_slow_products_only_by_measured_kernels(
+    board: str,
+) -> None:
+    aligned, odd = (
+        Gemm(name="logits", rows=4096, columns=columns, inner=1024) for columns in (51200, 51199)
+    )
+    newer = Rank(device=find_device(board), tp=1, micro_batch_size=1, precision="fp16")
+    older = replace(newer, has_unaligned_kernels=False)
+    usual_s = gemm_phases(aligned, older, Constants()).forward_s
+    assert gemm_phases(odd, older, Constants()).forward_s == pytest.approx(usual_s, rel=1e-3)
+    slower = gemm_phases(odd, newer, Constants()).forward_s > 2 * usual_s
+    assert slower == (board == "A100-80")
+
+
 def test_a_vocabulary_that_is_no_multiple_of_8_slows_the_head_as_measured() -> None:
     """GPT-2's head on an H200: 64.5 ms with 50,257 columns, 31.5 with 50,258 and 50,260."""
     h200 = find_device("H200")

@@ -87,7 +87,7 @@ READERS = {
             ("--transformer-impl local", "--transformer-impl local"),
             (
                 "--recompute-granularity selective --recompute-modules mlp",
-                "--recompute-modules mlp",
+                "plan it with --set 'recompute={modules: [mlp]}'",
             ),
             ("--no-rope-fusion", "traits.fused_pointwise=false"),
             ("--rampup-batch-size 16 16 1000", "--rampup-batch-size"),
@@ -125,6 +125,12 @@ READERS = {
                 "bounds",
                 [0, 2, 4, 6, 9],
             ),
+            ("context_parallel_degree = 2", "cp", 2),
+            (
+                "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'op'",
+                "recompute",
+                "per-operator",
+            ),
             ("[experimental]\npipeline_parallel_degree = 2", "pp", 2),
         ),
         refused=(
@@ -139,10 +145,6 @@ READERS = {
         ),
         named=(
             ("enable_async_tensor_parallel = true", "parallelism.enable_async_tensor_parallel"),
-            (
-                "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = 'op'",
-                "mode selective (job.toml: planned as recompute of the attention core",
-            ),
             ("[compile]\nenable = true", "compile.enable"),
             (
                 "pipeline_parallel_degree = 2\npipeline_parallel_schedule = 'ZBVZeroBubble'",

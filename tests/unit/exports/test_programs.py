@@ -25,7 +25,7 @@ from amp_ray.exports.shell import words_of
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, PER_OPERATOR, SELECTIVE, Recompute
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
 from support.experiments import small_experiment
@@ -126,6 +126,8 @@ def test_stages_that_differ_and_slices_are_refused(write: Write) -> None:
             "keeps_weights",
         ),
         (titan_config, strategy((0, 9), Recompute(kind="full", layers=2)), "in all blocks alike"),
+        (titan_config, strategy((0, 9), SELECTIVE), "by operator or wholly"),
+        (megatron_script, strategy((0, 9), PER_OPERATOR), "no single operators"),
         (nanotron_config, strategy((0, 9), FULL), "cannot be told recompute full"),
         (accelerate_config, strategy((0, 4, 9), FULL), "cannot be told recompute full"),
         (megatron_script, strategy((0, 9), Recompute(kind="selective", layers=1)), "selectively"),
@@ -421,6 +423,69 @@ def test_fp8_is_told_and_read_or_refused() -> None:
     assert "mixed_precision=bf16_with_fp8_current_scaling_mixed" in words_of(text)
     for write in (titan_config, nanotron_config):
         with pytest.raises(ValueError, match="fp8"):
+            write(plan)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "sizes"),
+    [
+        ("ring", "p2p", None),
+        ("all-gather", "all_gather", None),
+        ("all-to-all", "a2a", None),
+        ("both", "a2a+p2p", ("2", "1")),
+    ],
+)
+def test_exchanges_of_a_sequence_are_told_and_read(
+    kind: str, flag: str, sizes: tuple[str, str] | None
+) -> None:
+    base = experiment(keys=f"runtime: megatron-core\ntraits: {{context_parallel: {kind}}}\n")
+    usual = experiment(keys="runtime: megatron-core\n")
+    plan = chosen(strategy((0, 4, 9), cp=2, dp=1), base)
+    text = text_of(megatron_script(plan))
+    bridge = text_of(bridge_overrides(plan))
+    assert f"--cp-comm-type {flag}" in text
+    assert f"model.cp_comm_type={flag}" in bridge
+    if sizes is not None:
+        assert f"--hierarchical-context-parallel-sizes {' '.join(sizes)}" in text
+        assert f"model.hierarchical_context_parallel_sizes=[{','.join(sizes)}]" in bridge
+        other = text.replace(" ".join(sizes), "1 2")
+        names = [name for note in strategy_of(other, base)["not_read"] for name in note.names]
+        assert "--hierarchical-context-parallel-sizes 1 2" in names
+    for written in (text, bridge):
+        read = strategy_of(written, base)
+        assert read["cp"] == 2
+        assert "context" not in str(read.get("not_read"))
+        hint = f"--set traits.context_parallel={kind}"
+        assert (hint in str(strategy_of(written, usual))) == (kind != "ring")
+
+
+def test_heads_that_cannot_be_divided_have_no_flags() -> None:
+    keys = "runtime: megatron-core\ntraits: {context_parallel: all-to-all}\n"
+    base = experiment(("num_heads: 8", "num_heads: 8, num_key_value_heads: 1"), keys=keys)
+    for write in (megatron_script, bridge_overrides):
+        with pytest.raises(ValueError, match="tp 1 x cp 2 must divide the 1 heads of keys"):
+            write(chosen(strategy((0, 4, 9), cp=2, dp=1), base))
+
+
+def test_nvfp4_is_told_and_read_or_refused() -> None:
+    keys = "runtime: megatron-core\nprecision: {}\n"
+    base = experiment(("A100-40", "B200"), keys=keys.format("nvfp4"))
+    usual = experiment(("A100-40", "B200"), keys=keys.format("bf16"))
+    plan = chosen(strategy((0, 4, 9)), base)
+    text = text_of(megatron_script(plan))
+    flags = pairs_of(words_of(text))
+    assert (flags["fp4-format"], flags["fp4-recipe"]) == ("e2m1", "nvfp4")
+    assert {"bf16", "fp8-format", "fp8-recipe"} & flags.keys() == {"bf16"}
+    bridge = text_of(bridge_overrides(plan))
+    assert "mixed_precision=bf16_with_nvfp4_mixed" in bridge
+    for written in (text, bridge):
+        assert strategy_of(written, base)["pp"] == 2
+        with pytest.raises(InputError, match="precision is nvfp4; the experiment has bf16: add"):
+            strategy_of(written, usual)
+    other = text.replace("--fp4-recipe nvfp4", "--fp4-recipe custom")
+    assert "--fp4-recipe custom" in str(strategy_of(other, base)["not_read"])
+    for write in (titan_config, nanotron_config, accelerate_config):
+        with pytest.raises(ValueError, match="nvfp4"):
             write(plan)
 
 

@@ -36,6 +36,34 @@ def test_rates_and_latencies_become_si_units() -> None:
     assert found.inter == Link(bandwidth_bytes_per_s=1.25e9, latency_s=4e-5)
 
 
+def test_entries_of_one_device_may_differ_in_their_power() -> None:
+    plain = NODES.replace("count: 2", "count: 1")
+    both = cluster(plain + plain.replace("}", ", power_w: 50}")).nodes
+    assert [node.device.power_limit_w for node in both] == [None, 50]
+    assert both[0].device != both[1].device
+    usual = cluster(NODES.replace("}", ", power_w: 70}")).nodes[0].device
+    assert usual == both[0].device
+
+
+@pytest.mark.parametrize(
+    ("device", "power_w", "message"),
+    [
+        ("T4", "71", "found 71 W; device 'T4' takes more than 13 W and at most 70"),
+        ("T4", "13", "found 13 W; device 'T4' takes more than 13 W and at most 70"),
+        ("T4", "0", "0"),
+        (MINE, "50", "the catalogue has no power of device 'mine'"),
+        ("GH200", "500", "the catalogue has no power of device 'GH200'"),
+    ],
+)
+def test_a_power_that_the_board_cannot_have_is_refused(
+    device: str, power_w: str, message: str
+) -> None:
+    nodes = NODES.replace("device: T4", f"device: {device}")
+    with pytest.raises(InputError, match=message) as raised:
+        cluster(nodes.replace("10}", f"10, power_w: {power_w}}}"))
+    assert "power_w" in str(raised.value)
+
+
 def test_a_collectives_latency_is_that_of_a_message_unless_it_is_given() -> None:
     links = "  links:\n    - {between: [node0, node1], gbit_per_s: 8, collective_us: 70}\n"
     given = NODES.replace("}", ", intra_latency_us: 3, intra_collective_us: 90}")

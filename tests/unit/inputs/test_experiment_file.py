@@ -25,7 +25,7 @@ from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.profile import ANALYTIC
 from amp_ray.inputs.section import Section, validate
 from amp_ray.inputs.yaml_text import parse_yaml
-from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
+from amp_ray.runtimes.traits import RUNTIMES, USUAL, RuntimeTraits
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.zero import AUTO_STAGE
 from support.experiments import LONG, SMALL, MemoryFiles, experiment_from, small_experiment
@@ -57,6 +57,9 @@ ON_T4 = {
     for name in ("megatron-core", "llm-foundry")
 }
 """Runtimes whose one kernel for attention does not run on SMALL's boards."""
+
+IN_FP16 = {"automodel": replace(RUNTIMES["automodel"], formats=USUAL)}
+"""Runtimes that keep other formats when they train in bf16."""
 
 
 def on_t4(traits: RuntimeTraits) -> RuntimeTraits:
@@ -124,7 +127,7 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
             }.items()
         ),
         *(
-            (f"runtime: {name}", "traits", on_t4(ON_T4.get(name, traits)))
+            (f"runtime: {name}", "traits", on_t4((ON_T4 | IN_FP16).get(name, traits)))
             for name, traits in RUNTIMES.items()
             if not traits.needs_flash_attention
         ),
@@ -133,6 +136,8 @@ PROGRAM = "{argv: [run, x.py], per: node, metric: megatron, files: [x.py], cwd: 
         ("search: {micro_batch_sizes: [4, 1, 4]}", "limits.micro_batch_sizes", (1, 4)),
         ("runtime: megatron-core\nrelease: '25.09'", "traits.release", "25.09"),
         ("runtime: megatron-core\nrelease: 26.06", "traits.release", "26.06"),
+        ("runtime: fsdp2\nrelease: 2024", "traits.release", "2024"),
+        ("runtime: fsdp2\nrelease: 0.3", "traits.release", "0.3"),
         ("runtime: megatron-core\ntraits: {fp8_recipe: delayed}", "traits.fp8_recipe", "delayed"),
         ("traits: {shards_heads: false}", "traits.shards_heads", False),
         ("traits: {virtual_stages: 2}", "traits.virtual_stages", 2),
@@ -234,7 +239,7 @@ GPT2 = SMALL[SMALL.index("family") : SMALL.index("}\ncluster")]
             "traits.virtual_stages: found true; expected an integer from",
         ),
         ("traits: {virtual_stages: 0}", "traits: virtual_stages must be at least 1"),
-        ("release: '1.0'", "release: found '1.0'; deepspeed has no releases"),
+        ("runtime: torch\nrelease: '1.0'", "release: found '1.0'; torch has no releases"),
         (
             "runtime: megatron-core\nrelease: '1.0'",
             "release: found '1.0'; expected one of 26.08, 26.06, 26.02, 25.09, 25.04",

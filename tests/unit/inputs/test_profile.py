@@ -80,6 +80,7 @@ model: a layer
 precision: fp16
 forward_runs: 2
 includes_all_reduces: true
+starts_idle: true
 hardware: a board
 versions: none
 """
@@ -110,6 +111,7 @@ def parse(files: dict[str, str] | None = None, **expected: Any) -> Profile:  # n
 def test_a_folder_has_a_description_and_a_table_per_device() -> None:
     profile = parse({"H100.csv": TABLE})
     assert (profile.forward_runs, profile.includes_all_reduces) == (2, True)
+    assert profile.starts_idle
     assert (profile.source, sorted(profile.tables)) == ("profile measured", ["H100", "T4"])
     assert profile.slices == {}
 

@@ -110,7 +110,10 @@ def test_a_column_sets_how_experts_are_shared_out() -> None:
         (
             "recompute,bounds",
             "full:0,0 3 5",
-            "given:2: recompute: found 'full:0'; expected one of none, selective, full; or full:3",
+            (
+                "given:2: recompute: found 'full:0'; expected one of none, selective, "
+                "per-operator, full; or full:3"
+            ),
         ),
         ("recompute,bounds", "none:1,0 3 5", ".*recompute 'none' has no layers, found 1"),
         (
@@ -418,11 +421,17 @@ def test_stages_alone_are_enough() -> None:
         ({"num_micro_batches": None}, "strategy: key 'num_micro_batches' is missing"),
         (
             {"recompute": "some"},
-            "strategy: recompute: found 'some'; expected 'none', 'selective', 'full' or 'auto'",
+            (
+                "strategy: recompute: found 'some'; expected 'none', 'selective', 'per-operator', "
+                "'full' or 'auto'"
+            ),
         ),
         (
             {"recompute": ["some", "none"]},
-            "strategy: recompute.0: found 'some'; expected 'none', 'selective' or 'full'",
+            (
+                "strategy: recompute.0: found 'some'; expected 'none', 'selective', 'per-operator' "
+                "or 'full'"
+            ),
         ),
         (
             {"recompute": {"kind": "full"}},

@@ -7,6 +7,7 @@ from rich.console import Console, RenderableType
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.report import console as consoles
+from amp_ray.report.strategy_text import what_is_planned
 from amp_ray.report.tables import ResultsTable, is_in_order, places_text, ranking_table
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
@@ -377,3 +378,10 @@ def test_tables_of_many_rows_are_drawn_to_the_same_lines(
     few = shown(ranked, num_rows=None, width=width)
     monkeypatch.setattr(consoles, "_MANY_ROWS", 1)
     assert shown(ranked, num_rows=None, width=width) == few
+
+
+def test_the_line_above_a_plan_names_the_limit_of_power() -> None:
+    slots = "device: T4, slots: 2"
+    limited = small_experiment((slots, f"{slots}, power_w: 50"))
+    for experiment, boards in ((small_experiment(), "4 x T4"), (limited, "4 x T4 at 50 W")):
+        assert what_is_planned(experiment)[0][-1] == f"{boards} in 2 nodes"

@@ -7,6 +7,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import parse_strategies
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
+from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import PlannerChoice, PlannerTraits
 from amp_ray.search.ranking import Ranking, is_risky
@@ -35,6 +36,17 @@ def pipeline(pp: int, *, num_micro_batches: int = 4) -> Candidate:
 
 def planned(candidate: Candidate, *replacements: tuple[str, str]) -> Estimate:
     return as_estimate(AmpRayPlanner(experiment=small_experiment(*replacements)).plan(candidate))
+
+
+def test_a_dense_model_has_no_experts_to_send_tokens_to() -> None:
+    """Also in a program that sends a token once for all of its experts, of which it has none."""
+    candidate = pipeline(1)
+    candidate = replace(candidate, options=replace(candidate.options, ep=2))
+    experiment = replace(small_experiment(), traits=RUNTIMES["megatron-core"])
+    strategy = Strategy.uniform(candidate, (0, experiment.model.num_layers))
+    scored = AmpRayPlanner(experiment=experiment).score(strategy)
+    assert isinstance(scored, Estimate)
+    assert "ep needs a model with experts: ep 2" in map(str, scored.reasons)
 
 
 def test_a_dense_model_has_no_experts_to_share_out() -> None:

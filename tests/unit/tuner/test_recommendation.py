@@ -87,10 +87,11 @@ def test_ties_are_what_is_closer_than_the_error(
     found = required(recommend(state, known))
     assert found.measured_s is not None
     tied = {tie.strategy for tie in found.ties}
+    chosen = [each.strategy for each in state.candidates].index(found.strategy)
+    error = math.hypot(known.time_error, known.expected_sigma(chosen))
     for index in known.proposable():
-        close = known.estimates[index].iteration_time_s <= found.measured_s * 2.718281828 ** (
-            known.time_error
-        )
+        ratio = known.estimates[index].iteration_time_s / found.time_s
+        close = abs(math.log(ratio)) <= error
         assert (state.candidates[index].strategy in tied) == close
     assert state.candidates[1].strategy in tied
     assert state.candidates[10].strategy not in tied

@@ -49,7 +49,7 @@ def test_studies_whose_model_is_right_are_certified_and_take_few_trials(
     studies: dict[str, list[Study]], world: str
 ) -> None:
     assert all(study.certified for study in studies[world])
-    assert median(study.replay.num_trials for study in studies[world]) <= 14
+    assert median(study.replay.num_trials for study in studies[world]) <= 15
 
 
 def test_studies_state_as_much_confidence_as_they_deserve(studies: dict[str, list[Study]]) -> None:

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.calibration import evidence as module
+from amp_ray.calibration.evidence import FIRST_MET, Evidence, Setting, factor_of, settings
+from amp_ray.clusters.constants import Uncertainty
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
+from support.experiments import small_experiment
+from support.planted import small_strategies
+
+ON_A100 = ("device: T4", "device: A100-80")
+IN_MEGATRON = ("global", "runtime: megatron\nglobal")
+
+
+def case(*changes: tuple[str, str]) -> tuple[Experiment, Strategy]:
+    """The small experiment with changes of its text, and a strategy of it."""
+    experiment = small_experiment(*changes)
+    return experiment, small_strategies(experiment)[0]
+
+
+def test_what_was_measured_is_narrow_and_says_nothing() -> None:
+    found = Evidence.of(*case(ON_A100, IN_MEGATRON))
+    assert found.first_met == 0.0
+    assert found.warnings == ()
+    assert found.sigma(0.1) == pytest.approx(0.1 * found.factor)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ([ON_A100], "runtime 'deepspeed'"),
+        ([IN_MEGATRON], "runtime 'megatron' on T4"),
+        ([("device: T4", "device: H100"), IN_MEGATRON], "runtime 'megatron' on H100"),
+    ],
+)
+def test_what_was_not_measured_says_so_and_is_wide(
+    changes: list[tuple[str, str]], text: str
+) -> None:
+    found = Evidence.of(*case(*changes))
+    assert found.warnings == (f"wide interval: no published time of {text}",)
+    assert found.sigma(0.0) == FIRST_MET
+    assert found.sigma(0.1) > max(0.1, FIRST_MET)
+
+
+def test_a_kind_of_strategy_without_measurements_says_so() -> None:
+    experiment, strategy = case(ON_A100, IN_MEGATRON)
+    traits = replace(experiment.traits, name="llm-foundry", blocking_launches=True)
+    found = Evidence.of(replace(experiment, traits=traits), strategy)
+    expected = "runtime 'llm-foundry' on A100-80: dense, blocking launches"
+    assert found.unbacked == expected
+
+
+def test_of_several_boards_the_least_known_counts() -> None:
+    mixed = ("device: T4, slots: 2", "device: A100-80, slots: 2")
+    experiment, strategy = case(IN_MEGATRON)
+    text = "runtime 'megatron' on T4"
+    assert {each.board for each in settings(experiment, strategy)} == {"T4"}
+    both, plan = case(IN_MEGATRON, mixed)
+    assert Evidence.of(both, plan).unbacked in {"", text}
+
+
+def test_after_trials_nothing_is_corrected() -> None:
+    experiment, strategy = case()
+    certain = Uncertainty(names=("gemm_scale",), covariance=((0.0,),))
+    found = Evidence.of(replace(experiment, uncertainty=certain), strategy)
+    assert (found.sigma(0.2), found.warnings) == (0.2, ())
+
+
+def test_a_row_of_the_release_counts_before_one_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_any = Setting(program="megatron-core", release="", board="H100", kind="dense")
+    of_this = replace(of_any, release="26.08")
+    monkeypatch.setattr(module, "_factors", lambda: {of_any: 2.0, of_this: 0.5})
+    assert factor_of(of_this) == 0.5
+    assert factor_of(replace(of_any, release="26.02")) == 2.0
+    assert factor_of(replace(of_any, program="torch")) is None
