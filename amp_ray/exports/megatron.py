@@ -148,18 +148,19 @@ def bridge_overrides(chosen: Chosen) -> Export:
     return Export(files={"megatron-bridge.sh": head + start}, notes=notes)
 
 
-def check_recipe(flags: Mapping[str, str], shape: ModelShape) -> None:
-    """Refuse a recipe of Megatron-Bridge that is known to train another model.
+def is_recipe(name: str, shape: ModelShape) -> bool:
+    """Return whether a recipe of Megatron-Bridge is known to train a model.
 
     Raises:
-        ValueError: If the recipe's model has other sizes than the experiment's.
+        ValueError: If the recipe is known, and its model has other sizes than the experiment's.
     """
-    name = flags.get("recipe", "")
-    if name in _Table.shipped().recipes and name != _recipe(shape):
+    is_known = name in _Table.shipped().recipes
+    if is_known and name != _recipe(shape):
         raise ValueError(
             f"--recipe {name} trains another model than the experiment's: compare it with an "
             "experiment of its own model"
         )
+    return is_known
 
 
 def _recipe(shape: ModelShape) -> str | None:

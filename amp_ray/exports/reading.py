@@ -20,7 +20,7 @@ from amp_ray.exports.launchers import (
     launch_of,
     launch_variables,
 )
-from amp_ray.exports.megatron import check_recipe, read_flags
+from amp_ray.exports.megatron import is_recipe, read_flags
 from amp_ray.exports.megatron_keys import FlagTable, check_model, check_optimizer, notes_of
 from amp_ray.exports.our_program import ds_config_notes, read_ds_config, without_comments
 from amp_ray.exports.shell import Branch, Command, LineError, branches_of, words_of
@@ -184,7 +184,8 @@ def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str,
         flags.setdefault("expert-tensor-parallel-size", "1")
     try:
         check_model(flags, experiment.model.shape)
-        check_recipe(flags, experiment.model.shape)
+        if is_recipe(flags.get("recipe", ""), experiment.model.shape):
+            del flags["recipe"]
         check_optimizer(flags, experiment)
         record = read_flags(flags, experiment.model)
     except ValueError as error:

@@ -79,6 +79,7 @@ READERS = {
         ),
         named=(
             ("--optimizer-cpu-offload", "--optimizer-cpu-offload"),
+            ("--recipe my_recipe", "--recipe"),
             ("--use-checkpoint-args --load x", "--use-checkpoint-args"),
             ("model.megatron_amp_O2=True", "not read: model.megatron_amp_O2 ("),
             ("--a_flag_of_next_year 1", "--a_flag_of_next_year"),
