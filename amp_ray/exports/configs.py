@@ -1,7 +1,7 @@
 """YAML configurations of nanotron and Accelerate, which train one grid of even stages."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from amp_ray.errors import shown
 from amp_ray.exports.assumed import assumptions
 from amp_ray.exports.chosen import Chosen, Export, Program, check_even, check_family, settings_of
 from amp_ray.exports.megatron import bounds_of
+from amp_ray.exports.megatron_keys import is_planned
 from amp_ray.exports.scripts import (
     PORT,
     check_host_by_host,
@@ -20,7 +21,15 @@ from amp_ray.exports.scripts import (
     places_of,
 )
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import count_of, section_of
+from amp_ray.inputs.not_read import (
+    NotRead,
+    count_of,
+    not_read,
+    section_of,
+    switched_on,
+    unlike,
+    value_at,
+)
 from amp_ray.runtimes.cut_rules import weighed_bounds
 from amp_ray.shipped import Table, Words
 from amp_ray.strategies.recompute import parse_recompute
@@ -52,6 +61,7 @@ class _Table(Table):
     file = "exports/configs.yaml"
     nanotron: Words
     accelerate: Words
+    as_assumed: dict[str, Words]
     nanotron_sizes: dict[str, str]
     nanotron_optimizer: dict[str, Any]
 
@@ -148,8 +158,7 @@ def _nanotron_record(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, A
         },
         "optimizer": {
             "zero_stage": settings["zero_stage"],
-            "accumulate_grad_in_fp32": traits.accumulates_bf16_in_fp32
-            and "gradients" not in traits.formats.kept,
+            "accumulate_grad_in_fp32": _sums_wide(chosen.experiment),
             **table.nanotron_optimizer,
         },
         "tokenizer": {"tokenizer_name_or_path": None},
@@ -334,9 +343,7 @@ def read_configuration(
         ValueError: If a value is none of its kind, or contradicts the experiment.
     """
     if "distributed_type" not in config:
-        engine = section_of(config, "parallelism").get("pp_engine", "1f1b")
-        assumed = ("parallelism.pp_engine",) if engine == "1f1b" else ()
-        return _read_nanotron(config, experiment), (*_Table.shipped().nanotron, *assumed)
+        return _read_nanotron(config, experiment), _Table.shipped().nanotron
     record = {"tp": 1, "pp": 1, "recompute": "none", **_read_plugin(config)}
     record["bounds"] = _even_bounds(experiment, record["pp"])
     processes = count_of(config, "num_processes", experiment.cluster.num_devices)
@@ -364,6 +371,10 @@ def read_configuration(
 def _read_plugin(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return tp, pp and what the plugin of a configuration of Accelerate sets."""
     kind = config["distributed_type"]
+    other = value_at(config, "deepspeed_config.deepspeed_config_file")
+    if other:
+        message = f"deepspeed_config_file: {shown(other)} has the strategy: score that file instead"
+        raise ValueError(message)
     if kind == "MEGATRON_LM":
         plugin = section_of(config, "megatron_lm_config")
         record = {ours: count_of(plugin, f"megatron_lm_{ours}_degree", 1) for ours in ("tp", "pp")}
@@ -432,6 +443,11 @@ def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     record["micro_batch_size"] = count_of(tokens, "micro_batch_size", 1)
     record["global_batch_size"] = record["dp"] * record["micro_batch_size"] * steps
     record["zero_stage"] = count_of(optimizer, "zero_stage", 0, low=0)
+    kind = section_of(optimizer, "optimizer_factory").get("name", experiment.optimizer)
+    is_planned(str(kind), "optimizer_factory.name", experiment)
+    is_wide = optimizer.get("accumulate_grad_in_fp32")
+    if isinstance(is_wide, bool) and is_wide != _sums_wide(experiment):
+        record["gradients"] = "fp32" if is_wide else "bf16"
     if parallelism.get("tp_mode") == "REDUCE_SCATTER" and record["tp"] > 1:
         record["sequence_parallel"] = True
     record["recompute"] = "full" if parallelism.get("recompute_layer") is True else "none"
@@ -441,6 +457,26 @@ def _read_nanotron(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     bounds = weighed_bounds(experiment.model, record["pp"])
     record["bounds"] = None if bounds is None else [*bounds]
     return record
+
+
+def _sums_wide(experiment: Experiment) -> bool:
+    """Return what ``accumulate_grad_in_fp32`` is of the experiment."""
+    traits = experiment.traits
+    return traits.accumulates_bf16_in_fp32 and "gradients" not in traits.formats.kept
+
+
+def configuration_notes(
+    config: Mapping[str, Any], experiment: Experiment, known: Collection[str], file: str
+) -> tuple[NotRead, ...]:
+    """Return what to say about keys that are not read, beside ``known`` patterns."""
+    assumed = _Table.shipped().as_assumed
+    notes = not_read(switched_on(config), file, known=(*known, *assumed))
+    rare = [*unlike(config, assumed)]
+    asynchronous = "parallelism.tp_linear_async_communication"
+    if value_at(config, asynchronous) is True and experiment.traits.keeps_gathered_inputs:
+        why = "plan it with --set traits.keeps_gathered_inputs=false"
+        notes += not_read([asynchronous], file, why=why)
+    return notes + not_read(rare, file)
 
 
 def _even_bounds(experiment: Experiment, pp: int) -> list[int] | None:

@@ -148,6 +148,21 @@ def bridge_overrides(chosen: Chosen) -> Export:
     return Export(files={"megatron-bridge.sh": head + start}, notes=notes)
 
 
+def is_recipe(name: str, shape: ModelShape) -> bool:
+    """Return whether a recipe of Megatron-Bridge is known to train a model.
+
+    Raises:
+        ValueError: If the recipe is known, and its model has other sizes than the experiment's.
+    """
+    is_known = name in _Table.shipped().recipes
+    if is_known and name != _recipe(shape):
+        raise ValueError(
+            f"--recipe {name} trains another model than the experiment's: compare it with an "
+            "experiment of its own model"
+        )
+    return is_known
+
+
 def _recipe(shape: ModelShape) -> str | None:
     """Return the name of the recipe that trains a model; None if none is known."""
     figures = {figure: getattr(shape, figure) for figure in _RECIPE_FIGURES}
@@ -356,6 +371,8 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     if "global-batch-size" in flags:
         record["global_batch_size"] = _count(flags, "global-batch-size")
     precisions = [name for name in ("bf16", "fp16") if name in flags]
+    if len(precisions) > 1:
+        raise ValueError("--bf16 and --fp16: keep one")
     precisions = [name for flag, name in _NARROW.items() if flag in flags] or precisions
     if precisions:
         record["precision"] = precisions[0]

@@ -178,7 +178,24 @@ def _context_sizes(flags: Mapping[str, str], experiment: Experiment) -> list[str
 
 def check_optimizer(flags: Mapping[str, str], experiment: Experiment) -> None:
     """Refuse another optimizer of those that can be planned."""
-    name, planned = flags.get("optimizer", ""), experiment.optimizer
-    if name in OPTIMIZERS and name.removesuffix("w") != planned.removesuffix("w"):
-        message = f"--optimizer {name}; the experiment has {planned}: add --set optimizer={name}"
-        raise ValueError(message)
+    is_planned(flags.get("optimizer", experiment.optimizer), "--optimizer", experiment)
+
+
+def is_planned(kind: str, key: str, experiment: Experiment) -> bool:
+    """Return whether an optimizer is one that can be planned.
+
+    Args:
+        kind: Its name in a program, such as ``FusedAdam``.
+        key: The key that names it, for the message.
+        experiment: The experiment, whose optimizer it is compared with.
+
+    Raises:
+        ValueError: If it is another one of them than the experiment's.
+    """
+    name = kind.lower().removeprefix("fused").removeprefix("deepspeedcpu").removesuffix("w")
+    if name in OPTIMIZERS and name != experiment.optimizer.removesuffix("w"):
+        raise ValueError(
+            f"{key} {shown(kind)}; the experiment has {experiment.optimizer}: add --set "
+            f"optimizer={name}"
+        )
+    return name in OPTIMIZERS

@@ -7,14 +7,15 @@ written here for our program, and read as a strategy for any program.
 """
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from amp_ray.errors import shown
 from amp_ray.exports.chosen import Chosen, Export, Program
+from amp_ray.exports.megatron_keys import is_planned
 from amp_ray.exports.scripts import (
     PORT,
     check_ascending,
@@ -28,15 +29,15 @@ from amp_ray.exports.scripts import (
     without_secret_variables,
 )
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import NotRead, count_of, not_read, switched_on
-from amp_ray.runtimes.traits import OPTIMIZERS
+from amp_ray.inputs.not_read import NotRead, count_of, not_read, switched_on, unlike, value_at
 from amp_ray.shipped import Table, Words
-from amp_ray.strategies.zero import MOST_ZERO_STAGE
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.trials.command import CONFIG_FILE, HOSTFILE, trial_launch
 from amp_ray.trials.job_file import JOB_FILE, PROGRAM
 from amp_ray.trials.launch import FOLDER, RESULT_FILE, Launch, slots_by_host
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
+_RUNTIME: Final = "deepspeed"
 _TRIAL_ID: Final = "export"
 _BATCH_SIZES: Final = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -57,6 +58,9 @@ class _Keys(Table):
     file = "exports/deepspeed.yaml"
     sections: Words
     read: Words
+    as_assumed: dict[str, Words]
+    least: dict[str, float]
+    most: dict[str, float]
     without_effect: Words
 
 
@@ -142,17 +146,28 @@ def read_ds_config(config: Mapping[str, Any], experiment: Experiment) -> dict[st
     pp = pp or max(1, per_replica // tp)
     if tp * pp != per_replica:
         raise ValueError(f"tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp} devices, not {num_devices}")
-    zero = config.get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
-    record = {
+    return {
         "tp": tp,
         "pp": pp,
         "micro_batch_size": micro,
         "global_batch_size": batch,
-        "zero_stage": zero.get("stage", 0),
+        **_zero(config, experiment, dp, tp),
         **_precision(config),
     }
-    shard_ranks = _count(zero, "mics_shard_size") or dp
+
+
+def _zero(config: Mapping[str, Any], experiment: Experiment, dp: int, tp: int) -> dict[str, Any]:
+    """Return the keys of ZeRO; refuse MiCS in a runtime that is planned without it."""
+    zero, traits = config.get("zero_optimization"), experiment.traits
+    zero = zero if isinstance(zero, Mapping) else {}
+    record = {"zero_stage": zero.get("stage", 0)}
+    is_off = zero.get("mics_shard_size") == -1  # DeepSpeed's default
+    shard_ranks = (not is_off and _count(zero, "mics_shard_size")) or dp
+    if shard_ranks < dp and traits.name == _RUNTIME and not traits.hybrid_shards:
+        raise ValueError(
+            f"mics_shard_size: found {shard_ranks}; runtime {traits.name} is planned with shards "
+            f"over all {dp} data-parallel ranks, not with MiCS: take the key out to plan that"
+        )
     if record["zero_stage"] == MOST_ZERO_STAGE and shard_ranks < dp:
         record["shard_ranks"] = shard_ranks
     distance = zero.get("stage3_max_reuse_distance")
@@ -186,34 +201,55 @@ def _batch_sizes(config: Mapping[str, Any], experiment: Experiment, dp: int) -> 
 
 def _precision(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the key ``precision`` if a section of a format is enabled."""
-    for name in ("bf16", "fp16"):
-        section = config.get(name, config.get("bfloat16") if name == "bf16" else None)
-        if isinstance(section, Mapping) and section.get("enabled") is True:
-            return {"precision": name}
-    return {}
+    sections = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
+    enabled = {name for key, name in sections.items() if value_at(config, f"{key}.enabled") is True}
+    if len(enabled) > 1:
+        raise ValueError("fp16.enabled and bf16.enabled are both true: keep one")
+    return {"precision": enabled.pop()} if enabled else {}
 
 
 def ds_config_notes(
-    config: Mapping[str, Any], experiment: Experiment, file: str
+    config: Mapping[str, Any], experiment: Experiment, record: Mapping[str, Any], file: str
 ) -> tuple[NotRead, ...]:
-    """Return what to say about keys that are on and are not read.
+    """Return what to say about keys that are not read: those that are on, and unusual values.
+
+    Args:
+        config: The configuration.
+        experiment: The experiment, whose layers buckets are compared with.
+        record: What `read_ds_config` returned for it.
+        file: The name of its file.
 
     Raises:
         ValueError: If the optimizer is another one than the experiment's.
     """
     table, names = _Keys.shipped(), (key.split(".") for key in switched_on(config))
     keys = [".".join(name[: 1 + (name[0] in table.sections)]) for name in names]
-    notes = not_read(keys, file, known=(*table.read, *table.without_effect))
+    stage, precision = record["zero_stage"], record.get("precision", experiment.precision)
+    shards = isinstance(stage, int) and stage >= SHARDED_GRADIENTS
+    assumed: dict[str, Collection[str]] = {
+        **table.as_assumed,
+        "zero_optimization.overlap_comm": [str(shards).lower()],
+        "data_types.grad_accum_dtype": ["fp32" if shards and precision == "bf16" else precision],
+    }
+    known = (*table.read, *table.without_effect, *assumed, *table.least, *table.most)
+    notes = not_read(keys, file, known=known)
+    rare = [*unlike(config, assumed), *_unusual_sizes(config, experiment, record["tp"])]
     optimizer = config.get("optimizer")
     kind = str(optimizer.get("type", "adam")) if isinstance(optimizer, Mapping) else "adam"
-    name = kind.lower().removeprefix("fused").removeprefix("deepspeedcpu").removesuffix("w")
-    if name in OPTIMIZERS and name != experiment.optimizer.removesuffix("w"):
-        raise ValueError(
-            f"optimizer {shown(kind)}; the experiment has {experiment.optimizer}: add --set "
-            f"optimizer={name}"
-        )
-    rare = [] if name in OPTIMIZERS else [f"optimizer.type {kind}"]
+    if not is_planned(kind, "optimizer", experiment):
+        rare.append(f"optimizer.type {kind}")
     return notes + not_read(rare, file)
+
+
+def _unusual_sizes(config: Mapping[str, Any], experiment: Experiment, tp: int) -> Iterator[str]:
+    """Yield keys with numbers of elements outside of what the cost model assumes."""
+    table, layers = _Keys.shipped(), experiment.model.layers
+    largest = max(layer.sharded_parameters / tp + layer.replicated_parameters for layer in layers)
+    for key in (*table.least, *table.most):
+        value, least = value_at(config, key), min(table.least.get(key, 0), int(largest))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and not least <= value <= table.most.get(key, math.inf):
+            yield f"{key} {value:g}"
 
 
 def without_comments(text: str) -> str:

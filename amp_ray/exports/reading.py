@@ -6,24 +6,32 @@ Nothing is executed: a script is read word by word, and only variables that it s
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Where, shown
-from amp_ray.exports.configs import read_configuration
-from amp_ray.exports.megatron import read_flags
+from amp_ray.exports.configs import configuration_notes, read_configuration
+from amp_ray.exports.launchers import (
+    Launch,
+    batch_variables,
+    is_launcher,
+    launch_of,
+    launch_variables,
+)
+from amp_ray.exports.megatron import is_recipe, read_flags
 from amp_ray.exports.megatron_keys import FlagTable, check_model, check_optimizer, notes_of
 from amp_ray.exports.our_program import ds_config_notes, read_ds_config, without_comments
 from amp_ray.exports.shell import Branch, Command, LineError, branches_of, words_of
 from amp_ray.exports.torchtitan import (
+    check_configuration,
     key_is_without_effect,
     notes_of_settings,
     read_settings,
 )
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.not_read import not_read, switched_on
+from amp_ray.inputs.not_read import NotRead, not_read
 from amp_ray.inputs.strict_text import parse_json, parse_toml
 from amp_ray.inputs.yaml_text import parse_yaml
 
@@ -66,26 +74,24 @@ _LACKS: Final[Mapping[str, str]] = {
 
 _MOST_CHARACTERS: Final = 2**18  # most characters of a script or a configuration
 _SLOTS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
-_NAMED: Final = re.compile(r"--[\w.-]+|\w+(?=: )")
+_NAMED: Final = re.compile(r"-{1,2}[A-Za-z][\w.-]*|\w+(?=: )|\w+_\w+|[A-Z][A-Z_]+|\w+(?:\.\w+)+")
 """The flag or key at the beginning of a message."""
 
 _TOO_DEEP: Final = (RecursionError, MemoryError)
 """Exceptions of Python's own parsers for brackets nested too deeply."""
 
 _OTHER_MODELS: Final = frozenset({"rollout", "ref", "critic", "reward_model", "generation"})
-_LAUNCHERS: Final = frozenset(
-    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-)
 _OVERRIDE: Final = re.compile(r"\+{0,2}((?:\w+\.)+\w+|mixed_precision)=(.*)", re.DOTALL)
 _PRECISIONS: Final = {
-    "bf16_mixed": "bf16",
-    "fp16_mixed": "fp16",
+    **dict.fromkeys(("bf16_mixed", "bf16-mixed", "bf16"), "bf16"),
+    **dict.fromkeys(("fp16_mixed", "16-mixed", "16"), "fp16"),
     "bf16_with_nvfp4_mixed": "fp4-format",
 }
+"""Flags by values of mixed_precision (Megatron-Bridge) and trainer.precision (NeMo)."""
 _OFF: Final = frozenset({"false", "null", "none"})
 _SEVERAL: Final = frozenset({"recompute-modules", "hierarchical-context-parallel-sizes"})
 _SWIFT: Final = re.compile(r"\bmegatron (?:pt|sft|rlhf)\b")
-_DIRECTIVE: Final = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_MORE_OF_THE_RUN: Final = "it holds more of the run, which is not read"
 
 
 def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
@@ -125,10 +131,13 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
 def _line_of(message: str, text: str) -> int | None:
     """Return the first line that contains the flag or key at the beginning of a message."""
     named = _NAMED.match(message)
-    if named is None:
-        return None
-    place = re.search(rf"^[^#\n]*?{re.escape(named[0])}", text, re.MULTILINE)
-    return None if place is None else 1 + text.count("\n", 0, place.end())
+    for name in () if named is None else (named[0], named[0].partition(".")[0]):
+        spelled = re.sub("[-_]", "[-_]", re.escape(name).replace(r"\-", "-"))
+        line = rf"^(?:#SBATCH)?[^#\n]*?(?<![\w-])(?:--)?{spelled}(?![A-Za-z_-])"
+        place = re.search(line, text, re.MULTILINE)
+        if place is not None:
+            return 1 + text.count("\n", 0, place.end())
+    return None
 
 
 def is_program(text: str) -> bool:
@@ -155,34 +164,39 @@ def _from_yaml(text: str, experiment: Experiment, *, file: str) -> dict[str, Any
     record |= _placed(experiment.cluster, *record.pop("processes"))
     if record.get("bounds", ()) is None:
         del record["bounds"]
-    return {**record, "not_read": not_read(switched_on(config), file, known=known)}
+    return {**record, "not_read": configuration_notes(config, experiment, known, file)}
 
 
 def _from_ds_config(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
     config = parse_json(without_comments(text), file=file)
     record = read_ds_config(config, experiment)
-    return {**record, "not_read": ds_config_notes(config, experiment, file)}
+    return {**record, "not_read": ds_config_notes(config, experiment, record, file)}
 
 
 def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
-    words, launcher = _flags_of(text, _MEGATRON_DIALECT)
+    found = _flags_of(text, _MEGATRON_DIALECT)
     flags = {
         name: "" if word.lower() == "true" else word
-        for name, word in words.items()
+        for name, word in found.flags.items()
         if word.lower() not in _OFF
     }
     if _SWIFT.search(text):  # its default; Megatron-LM's is tp
         flags.setdefault("expert-tensor-parallel-size", "1")
-    check_model(flags, experiment.model.shape)
-    check_optimizer(flags, experiment)
-    record = read_flags(flags, experiment.model)
+    try:
+        check_model(flags, experiment.model.shape)
+        if is_recipe(flags.get("recipe", ""), experiment.model.shape):
+            del flags["recipe"]
+        check_optimizer(flags, experiment)
+        record = read_flags(flags, experiment.model)
+    except ValueError as error:
+        raise ValueError(found.in_its_words(str(error))) from None
     placement = _placement(text, experiment.cluster)
-    record |= (
-        _first_places(text, launcher, experiment.cluster)
-        if placement is None
-        else {"placement": placement}
+    record |= found.places(experiment.cluster) if placement is None else {"placement": placement}
+    notes = (
+        replace(note, names=tuple(map(found.in_its_words, note.names)))
+        for note in notes_of(flags, experiment, file)
     )
-    return {**record, "not_read": notes_of(flags, experiment, file)}
+    return {**record, "not_read": (*notes, *found.more_of_the_run(file))}
 
 
 def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
@@ -202,19 +216,22 @@ def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, An
     """Read torchtitan's settings from flags, TOML or an exported Python file."""
     settings: dict[str, Any] = {}
     placement: dict[str, Any] = {}
+    notes: tuple[NotRead, ...] = ()
     if _TITAN_PYTHON.search(text):
         settings = _python_settings(text)
     elif _TITAN_TOML.search(text):
         settings = parse_toml(text, file=file)
     else:
-        flags, launcher = _flags_of(text, _TITAN_DIALECT)
-        placement = _first_places(text, launcher, experiment.cluster)
-        for flag, value in flags.items():
+        found = _flags_of(text, _TITAN_DIALECT)
+        placement = found.places(experiment.cluster)
+        notes = found.more_of_the_run(file)
+        for flag, value in found.flags.items():
             section, _, key = flag.rpartition(".")
             settings.setdefault(section, {})[key] = _literal(value)
         settings = {**settings.pop("", {}), **settings}
+        check_configuration(found.launch.unread.get("CONFIG"), "CONFIG", experiment.model.shape)
     record = read_settings(settings, experiment) | placement
-    return {**record, "not_read": notes_of_settings(settings, file)}
+    return {**record, "not_read": (*notes_of_settings(settings, file), *notes)}
 
 
 def _python_settings(text: str) -> dict[str, Any]:
@@ -281,41 +298,82 @@ _TITAN_DIALECT: Final = _Dialect(
 )
 
 
-def _flags_of(text: str, dialect: _Dialect) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the flags of a script's training command, and those of its launcher.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a script says of a training program."""
+
+    flags: dict[str, str]  # values by normal form
+    written: dict[str, str]  # the same names as the file writes them
+    launch: Launch
+
+    def in_its_words(self, text: str) -> str:
+        """Return a text in which flags are named as the file names them."""
+        return re.sub(r"--([\w.-]*\w)", lambda match: self.written.get(match[1], match[0]), text)
+
+    def places(self, cluster: Cluster) -> dict[str, Any]:
+        """Return the devices of the processes, as `_placed`, if their number is stated."""
+        processes = self.launch.processes
+        return {} if processes is None else _placed(cluster, processes, self.launch.stated)
+
+    def more_of_the_run(self, file: str) -> tuple[NotRead, ...]:
+        return not_read(self.launch.unread, file, why=_MORE_OF_THE_RUN)
+
+
+def _flags_of(text: str, dialect: _Dialect) -> _Found:
+    """Return the flags of a script's training command, and how it is started.
 
     Raises:
         ValueError: If a flag has two values, or one that depends on a condition of the script, or
             if no command has flags.
     """
-    flags: dict[str, str] = {}
-    launcher: dict[str, str] = {}
-    for branch in branches_of(text):
-        read = _of_branch(branch, dialect)
-        if read is None:
+    first: _Found | None = None
+    environment = batch_variables(text)
+    for branch in branches_of(text, environment=environment, wanted=launch_variables()):
+        found = _of_branch(branch, dialect, text)
+        if found is None:
             continue
-        values, launched = read
-        for flag in sorted({*flags, *values} if flags else ()):
-            pair = flags.get(flag), values.get(flag)
-            if pair[0] != pair[1] and dialect.is_read(flag):
-                words = " or ".join("missing" if word is None else shown(word) for word in pair)
-                raise LineError(
-                    f"--{flag} is {words}, by the condition {shown(branch.condition)}: "
-                    "write the number into the file",
-                    branch.line,
-                )
-        flags, launcher = {**values, **flags}, {**launched, **launcher}
+        if first is not None:
+            _check_alike(first, found, branch, dialect)
+            found = _Found(
+                flags={**found.flags, **first.flags},
+                written={**found.written, **first.written},
+                launch=found.launch if first.launch.processes is None else first.launch,
+            )
+        first = found
     mark = dialect.marks.search(text)
-    if mark and not flags:
+    if mark and first is None:
         message = f"{mark[0]} stands in no command that is read: write it alone into a file"
         raise LineError(message, 1 + text.count("\n", 0, mark.end()))
-    return flags, launcher
+    return first or _Found(flags={}, written={}, launch=Launch())
 
 
-def _of_branch(branch: Branch, dialect: _Dialect) -> tuple[dict[str, str], dict[str, str]] | None:
-    """Return the flags of a branch's training commands and launchers; None if it has none."""
+def _check_alike(first: _Found, found: _Found, branch: Branch, dialect: _Dialect) -> None:
+    """Refuse a branch with other values, or another number of processes, than the first one."""
+    pairs = {
+        first.written.get(flag, found.written.get(flag, flag)): [
+            "missing" if word is None else shown(word)
+            for word in (first.flags.get(flag), found.flags.get(flag))
+        ]
+        for flag in sorted({*first.flags, *found.flags})
+        if dialect.is_read(flag)
+    }
+    if None not in (first.launch.processes, found.launch.processes):
+        numbers = [str(read.launch.processes) for read in (first, found)]
+        pairs["the number of processes"] = numbers
+    for name, (one, other) in pairs.items():
+        if one != other:
+            raise LineError(
+                f"{name} is {one} or {other}, by the condition {shown(branch.condition)}: "
+                "write the number into the file",
+                branch.line,
+            )
+
+
+def _of_branch(branch: Branch, dialect: _Dialect, text: str) -> _Found | None:
+    """Return what a branch's training commands say; None if it has none."""
     flags: dict[str, str] = {}
-    launcher: dict[str, str] = {}
+    written: dict[str, str] = {}
+    launch = Launch()
     commands = [*branch.commands, Command(line=0, words=branch.values)]
     for command in commands:
         is_list = command.words[:1] and command.words[0].startswith("--")
@@ -323,43 +381,49 @@ def _of_branch(branch: Branch, dialect: _Dialect) -> tuple[dict[str, str], dict[
         if not is_meant or (flags and not command.line):
             continue
         start = _start_of_program(command.words)
-        for flag, value in _pairs(command.words[start:], dialect):
+        for flag, value, word in _pairs(command.words[start:], dialect):
+            written.setdefault(flag, word)
             if flags.setdefault(flag, value) != value and dialect.matters(flag):
                 raise LineError(
-                    f"--{flag} is {shown(flags[flag])} and {shown(value)}: keep one",
+                    f"{word} is {shown(flags[flag])} and {shown(value)}: keep one",
                     command.line or None,
                 )
-        launcher |= dict(_pairs(command.words, dialect))
-    return (flags, launcher) if flags else None
+        read = launch_of(command, start, text)
+        launch = read if launch.processes is None else launch
+    return _Found(flags=flags, written=written, launch=launch) if flags else None
 
 
 def _start_of_program(words: Sequence[str]) -> int:
     """Return the index of the first word after the program that a launcher starts."""
     before = ""
     for index, word in enumerate(words, start=1):
-        is_module = before == "-m" and word not in _LAUNCHERS
+        is_module = before == "-m" and not is_launcher(word)
         if word.endswith(".py") or is_module or _SWIFT.fullmatch(f"{before} {word}"):
             return index
         before = word
     return 0
 
 
-def _pairs(words: Sequence[str], dialect: _Dialect) -> list[tuple[str, str]]:
-    """Return flags, and keys of overrides, with their values; an empty value for one without."""
-    pairs: list[tuple[str, str]] = []
+def _pairs(words: Sequence[str], dialect: _Dialect) -> list[tuple[str, str, str]]:
+    """Return flags, and keys of overrides, with their values, and as they are written.
+
+    A flag without a value has an empty one.
+    """
+    pairs: list[tuple[str, str, str]] = []
     for word in words:
         override = _OVERRIDE.fullmatch(word)
         if word.startswith("--") and word != "--":
             flag, _, value = word.removeprefix("--").partition("=")
-            pairs.append((dialect.name_of(flag), value))
+            pairs.append((dialect.name_of(flag), value, f"--{flag}"))
         elif override:
             name, value = dialect.name_of(override[1]), override[2].strip("'\"")
-            precision = _PRECISIONS.get(value)
-            pairs.append((precision, "") if precision else (name, value))
+            precision = _PRECISIONS.get(value) if name.endswith("precision") else None
+            name, value = (precision, "") if precision else (name, value)
+            pairs.append((name, value, override[1]))
         elif pairs:
-            name, value = pairs[-1]
+            name, value, written = pairs[-1]
             if not value or (name in _SEVERAL and re.fullmatch(r"\w+", word)):
-                pairs[-1] = name, f"{value} {word}".strip()
+                pairs[-1] = name, f"{value} {word}".strip(), written
     return pairs
 
 
@@ -375,26 +439,6 @@ def _placed(cluster: Cluster, num_processes: int, stated: str) -> dict[str, Any]
     return {"placement": places} if num_processes < cluster.num_devices else {}
 
 
-def _first_places(text: str, flags: Mapping[str, str], cluster: Cluster) -> dict[str, Any]:
-    """Return the devices of a script's processes, as `_placed`, if it states their number."""
-    directives = " ".join(_DIRECTIVE.findall(text))
-    pairs = {**dict(_pairs(directives.split(), _MEGATRON_DIALECT)), **flags}
-    counts = {
-        name.replace("_", "-"): int(word)
-        for name, word in pairs.items()
-        if re.fullmatch("[0-9]{1,6}", word)
-    }
-    if not {"nnodes", "num-nodes", "nodes"} & {name.replace("_", "-") for name in pairs}:
-        counts["nnodes"] = 1  # torchrun's default
-    for nodes in ("nnodes", "num-nodes", "nodes"):
-        for slots in ("nproc-per-node", "num-gpus", "gpus-per-node"):
-            world = counts.get(nodes, 0) * counts.get(slots, 0)
-            if world:
-                stated = f"--{nodes} {counts[nodes]} x --{slots} {counts[slots]}"
-                return _placed(cluster, world, f"{stated} = {world} processes")
-    return {}
-
-
 def _check_job(record: dict[str, Any], experiment: Experiment) -> None:
     """Take the keys of an experiment out of a record; raise `ValueError` where they differ."""
     for name in ("global_batch_size", "precision"):
@@ -407,7 +451,7 @@ def _check_job(record: dict[str, Any], experiment: Experiment) -> None:
     for name in ("gradients", "moments", "primary"):
         expected = experiment.traits.formats.kept.get(name)
         value = record.pop(name, None)
-        if value not in {None, "fp32", expected}:
+        if value not in {None, expected or "fp32"}:
             raise ValueError(
                 f"{name} in {value}; the experiment has {expected or 'the usual'}: set "
                 f"'precision: {{compute: {experiment.precision}, {name}: {value}}}'"

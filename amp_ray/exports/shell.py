@@ -5,10 +5,13 @@ condition depends on something that the script does not set, the script is read 
 branch, so that a caller can compare what the branches say.
 """
 
+import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Final
 
 from amp_ray.errors import shown
@@ -19,6 +22,7 @@ _LEAST_CHARACTERS: Final = 2**3  # that a word counts for, so that their number 
 _MOST_BRANCHES: Final = 100  # more branches are not compared, but refused
 _MOST_DOCUMENTS: Final = 100
 _MOST_REPEATS: Final = 100  # of the body of a loop
+_MOST_AROUND: Final = 2**6  # words before a script within a command
 _DEEPEST: Final = 30  # scripts within scripts, and brackets within brackets
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?(\+?)=")
@@ -28,12 +32,31 @@ _VARIABLE: Final = re.compile(
 _REDIRECTION: Final = re.compile(r"(?:[0-9]*|&)(<<-?|<<<|[<>]&|>>|>\||<>|[<>])[ \t]*")
 _SPACE: Final = re.compile(r"(?:[ \t\r]|\\\n)+")
 _OPERATOR: Final = re.compile(r";;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
+_CONDITION: Final = re.compile(r"""\(\((?:[^()\n`"']|\([^()\n`"']{0,999}\)){0,999}\)\)""")
+_CHANGED: Final = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
+_ARITHMETIC: Final = re.compile(r"\$\(\(.*\)\)", re.DOTALL)
+_MOST_COMPUTED: Final = 2**8  # characters of a sum or product
+_OPERATIONS: Final[Mapping[type[ast.AST], Callable[[int, int], int]]] = {
+    ast.Gt: int.__gt__,
+    ast.GtE: int.__ge__,
+    ast.Lt: int.__lt__,
+    ast.LtE: int.__le__,
+    ast.Eq: int.__eq__,
+    ast.NotEq: int.__ne__,
+    ast.Add: int.__add__,
+    ast.Sub: int.__sub__,
+    ast.Mult: int.__mul__,
+    ast.FloorDiv: int.__floordiv__,
+    ast.Mod: int.__mod__,
+}
 _UNKNOWN: Final = re.compile(r"[$`]")
 _FLAGS_INSIDE: Final = re.compile(r"(?:^|\s)--[A-Za-z]")
 _SUBSTITUTION: Final = re.compile(r"\$\((?:[^()]|\([^()]*\)){0,999}\)|`[^`]*`")
 _PIECE: Final = re.compile(rf"(?:{_SUBSTITUTION.pattern}|\S)+")  # nothing splits a substitution
 _PROGRAM: Final = re.compile(r"\.py\b|\bpython|\btorchrun\b")
 _DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
+_IN_FUNCTIONS: Final = frozenset({"local", "declare", "typeset"})
+"""Words before variables that a function has for itself."""
 _TESTS: Final = frozenset({"[", "[[", "test"})
 _COMPARISONS: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "-eq": int.__eq__,
@@ -59,6 +82,8 @@ class Command:
 
     line: int
     words: tuple[str, ...]
+    around: tuple[str, ...] = ()  # of ``srun bash -c "..."`` the words before the script
+    variables: Mapping[str, str] = field(default_factory=dict)  # those that were asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +96,15 @@ class Branch:
     line: int = 0  # line of that condition
 
 
-def branches_of(text: str) -> tuple[Branch, ...]:
+def branches_of(
+    text: str, *, environment: Mapping[str, str] | None = None, wanted: Collection[str] = ()
+) -> tuple[Branch, ...]:
     """Return the ways through a script: the first one, and one for each other branch.
+
+    Args:
+        text: The script.
+        environment: Variables that are set before it begins.
+        wanted: Names of the variables that its commands have beside their words.
 
     Raises:
         LineError: If the text is no shell script, its variables expand to very long texts, or it
@@ -88,7 +120,8 @@ def branches_of(text: str) -> tuple[Branch, ...]:
         if len(branches) == _MOST_BRANCHES:
             message = f"more than {_MOST_BRANCHES} branches: write the command alone into a file"
             raise LineError(message, line)
-        run = _Run(flipped=decided, room=room)
+        values = {name: [value] for name, value in (environment or {}).items()}
+        run = _Run(flipped=decided, room=room, values=values, wanted=wanted)
         try:
             run.all_of(script)
         except _EndError:
@@ -150,7 +183,9 @@ class _Scanner:
         while self._place < len(self._text):
             if self._skips():
                 continue
-            if operator := _OPERATOR.match(self._text, self._place):
+            if condition := _CONDITION.match(self._text, self._place):
+                yield self._until(condition.end(), "word")
+            elif operator := _OPERATOR.match(self._text, self._place):
                 yield self._until(operator.end(), "op")
                 if operator[0] == "\n":
                     self._documents()
@@ -304,8 +339,13 @@ class _Not:
     body: "_Script"
 
 
+@dataclass(frozen=True, slots=True)
+class _Subshell:
+    body: "_Script"
+
+
 _Script = tuple[tuple[str, "_Statement"], ...]
-_Statement = _Simple | _If | _Case | _Loop | _Function | _Not | _Script
+_Statement = _Simple | _If | _Case | _Loop | _Function | _Not | _Subshell | _Script
 """Statements, each with the operator before it: ``&&``, ``||`` or nothing."""
 
 
@@ -370,7 +410,7 @@ class _Parser:
             "function": self._function,
             "!": self._not,
             "{": lambda: self._until("}"),
-            "(": lambda: self._until(")"),
+            "(": lambda: _Subshell(self._until(")")),
         }
         if token.text not in readers:
             return self._simple(token)
@@ -472,11 +512,14 @@ class _Run:
     flipped: frozenset[str]
     room: int  # for characters of further words
     values: dict[str, list[str]] = field(default_factory=dict)
+    wanted: Collection[str] = ()
     commands: list[Command] = field(default_factory=list)
     met: dict[str, int] = field(default_factory=dict)  # unknown conditions, with their lines
     _functions: dict[str, _Script] = field(default_factory=dict)
     _unknown: tuple[str, int, bool] = ("", 0, False)  # the last status that is not known
     _depth: int = 0
+    _around: tuple[str, ...] = ()
+    _outer: dict[str, list[str] | None] = field(default_factory=dict)  # of a function's variables
 
     def all_of(self, script: _Script) -> bool | None:
         """Read statements; return the status of the last one, None if it is not known."""
@@ -502,10 +545,7 @@ class _Run:
             case _Simple():
                 return self._simple(statement)
             case _If():
-                for condition, body in statement.branches:
-                    if self._holds(self.all_of(condition)):
-                        return self.all_of(body)
-                return self.all_of(statement.otherwise)
+                return self._if(statement)
             case _Case():
                 self._case(statement)
             case _Loop():
@@ -515,9 +555,43 @@ class _Run:
             case _Not():
                 status = self.all_of(statement.body)
                 return None if status is None else not status
+            case _Subshell():
+                with self._apart():
+                    return self.all_of(statement.body)
             case tuple():
                 return self.all_of(statement)
         return True
+
+    def _if(self, statement: _If) -> bool | None:
+        for condition, body in statement.branches:
+            if self._holds(self.all_of(condition)):
+                return self.all_of(body)
+        return self.all_of(statement.otherwise)
+
+    @contextmanager
+    def _apart(self, around: Sequence[str] = ()) -> Iterator[None]:
+        """Read as another shell does: its assignments and its end are its own."""
+        before = self.values, self._around
+        self._spend(len(self.values))
+        self.values = {**self.values}
+        self._around = (*self._around, *around[:_MOST_AROUND])
+        try:
+            yield
+        except _EndError:
+            pass
+        finally:
+            self.values, self._around = before
+
+    def _spend(self, size: int, line: int | None = None) -> None:
+        self.room -= size
+        if self.room < 0:
+            message = f"with its variables the script has more than {_MOST_WRITTEN_OUT} characters"
+            raise LineError(message, line)
+
+    def _restore(self, values: Mapping[str, list[str] | None]) -> None:
+        for name, value in values.items():
+            self.values.pop(name, None)
+            self.values |= {} if value is None else {name: value}
 
     def _case(self, statement: _Case) -> None:
         line = statement.subject.line
@@ -547,14 +621,15 @@ class _Run:
 
     def _simple(self, statement: _Simple) -> bool | None:
         tokens, line = statement.tokens, statement.line
-        while tokens and _ASSIGNMENT.match(tokens[0].text):
-            self._assign(tokens[0])
-            tokens = tokens[1:]
-        if not tokens:
-            return True
-        if tokens[0].text in _DECLARES:
-            for token in tokens[1:]:
-                if _ASSIGNMENT.match(token.text):
+        if tokens[0].text.startswith("(("):
+            return self._condition(tokens[0].text, line)
+        assigned = [*takewhile(lambda token: _ASSIGNMENT.match(token.text), tokens)]
+        tokens = tokens[len(assigned) :]
+        if not tokens or tokens[0].text in _DECLARES:
+            for token in (*assigned, *tokens):
+                if match := _ASSIGNMENT.match(token.text):
+                    if tokens and tokens[0].text in _IN_FUNCTIONS:
+                        self._outer.setdefault(match[1], self.values.get(match[1]))
                     self._assign(token)
             return True
         is_test = tokens[0].text in _TESTS
@@ -565,7 +640,24 @@ class _Run:
             status = None if any(token.kind == "op" for token in tokens) else _tested(words)
             self._unknown = (" ".join(words), line, True)
             return status
-        return self._command(words, line) if words else True
+        if not words:
+            return True
+        names = [_ASSIGNMENT.match(token.text) for token in assigned]
+        before = {name[1]: self.values.get(name[1]) for name in names if name}
+        try:
+            for token in assigned:
+                self._assign(token)
+            return self._command(words, line)
+        finally:
+            self._restore(before)
+
+    def _condition(self, text: str, line: int) -> bool | None:
+        """Return the status of ``((...))``; None if it is not known."""
+        for name in _CHANGED.findall(text):
+            self.values[name] = [f"${text}"]
+        self._unknown = (text, line, True)
+        result = self._computed(f"${text}", line)
+        return None if _UNKNOWN.search(result) else result != "0"
 
     def _command(self, words: list[str], line: int) -> bool | None:
         name, rest = words[0], words[1:]
@@ -584,17 +676,21 @@ class _Run:
             self._call(name, rest)
         else:
             kept = tuple(self._without_scripts(words, line))
-            self.commands.append(Command(line=line, words=kept))
+            known = {name: " ".join(self.values.get(name, [])) for name in self.wanted}
+            variables = {name: value for name, value in known.items() if value}
+            self.commands.append(
+                Command(line=line, words=kept, around=self._around, variables=variables)
+            )
         self._unknown = (" ".join(words)[: 2**9], line, False)
         return None
 
     def _call(self, name: str, arguments: list[str]) -> None:
         positions = {str(number): [word] for number, word in enumerate(arguments[:9], start=1)}
-        outer, self.values = self.values, {**self.values, **positions}
+        before, self._outer = self._outer, {key: self.values.get(key) for key in positions}
+        self.values |= positions
         self._nested(self._functions[name])
-        for number in positions:
-            self.values.pop(number, None)
-            self.values |= {number: outer[number]} if number in outer else {}
+        self._restore(self._outer)
+        self._outer = before
 
     def _nested(self, script: _Script) -> None:
         if self._depth == _DEEPEST:
@@ -610,19 +706,22 @@ class _Run:
     def _without_scripts(self, words: list[str], line: int) -> Iterator[str]:
         """Yield the words of a command, and read scripts among them, as of ``bash -c``."""
         before = ""
-        for word in words:
+        for index, word in enumerate(words):
             parts = word.partition("=") if word.startswith("--") else ("", "", word)
             flag, value = parts[0], parts[2]
             if not re.search(r"\s", _SUBSTITUTION.sub("", word)):
                 yield word
             elif flag and not re.search(r"\s", flag):
                 is_script = flag == "--wrap"
-                self._inner(value, line, is_script=is_script)
+                with self._apart(words[:index]):
+                    self._inner(value, line, is_script=is_script)
                 yield flag if is_script else word
             elif flag:
                 yield from _PIECE.findall(word)
             elif _FLAGS_INSIDE.search(word):
-                self._inner(word, line, is_script=before.endswith("c") or before == "--wrap")
+                is_script = before.endswith("c") or before == "--wrap"
+                with self._apart(words[:index]):
+                    self._inner(word, line, is_script=is_script)
             else:
                 yield word
             before = word
@@ -673,14 +772,24 @@ class _Run:
             values = [text]
             if variable is not None:
                 values = self._values(variable, line, is_test=is_test)
+            elif is_quoted is not None and _ARITHMETIC.fullmatch(text):
+                values = [self._computed(text, line)]
             fields.add(values, is_quoted=is_quoted is not False or variable is None)
             if fields.size > MOST_CHARACTERS:
                 raise _too_long(whole or raw, line)
-        self.room -= max(fields.size, _LEAST_CHARACTERS)
-        if self.room < 0:
-            message = f"with its variables the script has more than {_MOST_WRITTEN_OUT} characters"
-            raise LineError(message, line)
+        self._spend(max(fields.size, _LEAST_CHARACTERS), line)
         return fields.words
+
+    def _computed(self, text: str, line: int) -> str:
+        """Return the result of ``$((...))``; the text itself if its variables are not all known."""
+        inner = self._text(text[3:-2], line)
+        if len(inner) > _MOST_COMPUTED:
+            return text
+        for name in {*re.findall(r"[A-Za-z_]\w*", inner)}:
+            value = " ".join(self.values.get(name, [name]))
+            inner = re.sub(rf"\b{name}\b", value.replace("\\", ""), inner)
+        result = None if len(inner) > _MOST_COMPUTED else _result_of(inner)
+        return text if result is None else str(result)
 
     def _values(self, variable: re.Match[str], line: int, *, is_test: bool) -> list[str]:
         """Return the value of a variable; the variable itself if the script does not set it."""
@@ -689,7 +798,10 @@ class _Run:
         if operator and (value is None or (operator[0] == ":" and value in ([], [""]))):
             if value is None and is_test and not default:
                 return [variable[0]]  # a question to the environment
-            return [self._text(default, line, is_test=is_test)]
+            text = self._text(default, line, is_test=is_test)
+            if operator.endswith("="):
+                self.values[name] = [text]
+            return [text]
         if value is None:
             return [variable[0]]
         return value if variable[3] else (value[:1] or [""])
@@ -747,7 +859,7 @@ def _parts(raw: str, *, is_quoted: bool = False) -> Iterator[tuple[str, bool | N
             yield raw[place + (not keeps) : end].removesuffix("\n"), None
         elif raw[place] in "$`":
             end = _end_of_part(raw, place, 0)
-            yield raw[place:end], None
+            yield raw[place:end], is_quoted
         else:
             end = _end_of_quotes(raw, place, 0)
             inner = raw[place + 1 : end - 1]
@@ -772,3 +884,30 @@ def _tested(words: list[str]) -> bool | None:
             if operator in _COMPARISONS and one.isdecimal() and other.isdecimal():
                 return _COMPARISONS[operator](int(one), int(other))
     return None
+
+
+def _result_of(text: str) -> int | None:
+    """Return the value of sums, products and comparisons of integers; None for any other text.
+
+    Example:
+        >>> _result_of("2 * (3 + 4) / 4")
+        3
+    """
+    if not re.fullmatch(r"(?:[0-9]{1,9}|[-+*/%()<>=! ])+", text):
+        return None
+    try:
+        return _value_of(ast.parse(text.strip().replace("/", "//"), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _value_of(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case (
+            ast.BinOp(left=left, op=operator, right=right)
+            | ast.Compare(left=left, ops=[operator], comparators=[right])
+        ) if type(operator) in _OPERATIONS:
+            return int(_OPERATIONS[type(operator)](_value_of(left), _value_of(right)))
+    raise ValueError("not a sum, product or comparison of integers")

@@ -17,7 +17,7 @@ from amp_ray.exports.chosen import Chosen, Export, Program, check_family, settin
 from amp_ray.exports.scripts import comment, host_notes, python_comment
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.not_read import NotRead, count_of, not_read, section_of, switched_on
-from amp_ray.models.model import Layer, Model
+from amp_ray.models.model import Layer, Model, ModelShape
 from amp_ray.shipped import Table, Words
 from amp_ray.strategies.recompute import PER_OPERATOR, parse_recompute
 from amp_ray.strategies.strategy import all_bounds
@@ -278,10 +278,11 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     if parts and record["pp"] > 1:
         record["bounds"] = _bounds(parts, experiment.model)
         record["virtual_stages"] = max(1, len(record["bounds"]) // record["pp"])
-    elif record["pp"] == 1 or schedule == _SCHEDULE:
-        record["bounds"] = _default_bounds(parallelism, record["pp"], experiment.model)
-    elif schedule == _INTERLEAVED:
-        record["virtual_stages"] = _DEFAULT_CHUNKS
+    elif record["pp"] == 1 or schedule in {_SCHEDULE, _INTERLEAVED}:
+        if record["pp"] > 1 and schedule == _INTERLEAVED:
+            record["virtual_stages"] = _DEFAULT_CHUNKS
+        stages = record["pp"] * record.get("virtual_stages", 1)
+        record["bounds"] = _default_bounds(parallelism, stages, experiment.model)
     return record
 
 
@@ -299,15 +300,8 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
             f"{shape.sequence_length}; add --set model.sequence_length={length}"
         )
     model = section_of(settings, "model")
-    name, flavor = str(model.get("name")).lower(), str(model.get("flavor")).lower()
-    for (layers, width, *_), kind, _, size in _Table.shipped().models:
-        actual = shape.num_layers, shape.hidden_size
-        if (kind, size.lower()) == (name, flavor) and (layers, width) != actual:
-            raise ValueError(
-                f"flavor {shown(model.get('flavor'))} has {layers} layers of width {width}; the "
-                f"experiment's model has {shape.num_layers} of {shape.hidden_size}: compare it "
-                "with an experiment of its own model"
-            )
+    check_configuration(f"{model.get('name')}_{model.get('flavor')}", "flavor", shape)
+    check_configuration(settings.get("config"), "config", shape)
     float8 = section_of(settings, "float8")
     is_8_bit = float8.get("enable_float8_linear") or float8.get("enable_fp8_linear")
     if (is_8_bit or _EIGHT_BIT.search(str(model.get("converters")))) and (
@@ -327,6 +321,31 @@ def _check_job(settings: Mapping[str, Any], experiment: Experiment) -> None:
             f"mixed_precision_param means precision {precision}; the experiment has "
             f"{experiment.precision}: add --set precision={precision}"
         )
+
+
+def check_configuration(name: object, key: str, shape: ModelShape) -> None:
+    """Refuse the name of a configuration of torchtitan that is known to train another model.
+
+    Args:
+        name: Module and flavor, such as ``llama3_8b``.
+        key: The key that names it, for the message.
+        shape: The experiment's model.
+
+    Raises:
+        ValueError: If the model of that configuration has other sizes than the experiment's.
+    """
+
+    def plain(text: str) -> str:
+        return re.sub(r"[-.]", "_", text.lower())
+
+    for (layers, width, *_), kind, _, size in _Table.shipped().models:
+        actual = shape.num_layers, shape.hidden_size
+        if plain(f"{kind}_{size}") == plain(str(name)) and (layers, width) != actual:
+            raise ValueError(
+                f"{key}: {shown(name)} has {layers} layers of width {width}; the experiment's "
+                f"model has {shape.num_layers} of {shape.hidden_size}: compare it with an "
+                "experiment of its own model"
+            )
 
 
 def key_is_without_effect(key: str) -> bool:
@@ -379,8 +398,9 @@ def _recompute(settings: Mapping[str, Any], num_blocks: int) -> dict[str, Any]:
         return {}
     try:
         recompute = parse_recompute(value if isinstance(value, str) else shown(value))
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None
+    except ValueError:
+        message = f"{key}: found {shown(value)}, which is not planned; expected none, selective or"
+        raise ValueError(f"{message} full") from None
     every = _every(checkpoint)
     if recompute.kind == "selective" and every:
         layers = num_blocks // every

@@ -215,6 +215,9 @@ class _Config:
         if self.values.get("n_shared_experts") and "expert_feed_forward_size" in figures:
             shared = self._figure("n_shared_experts") * figures["expert_feed_forward_size"]
             figures["shared_feed_forward_size"] = shared
+        experts, num_layers = self.values.get("moe_layers"), figures.get("num_layers", 0)
+        if experts and experts != [*range(num_layers)]:
+            raise self.refusal("moe_layers", experts, f"all blocks, 0 to {num_layers - 1}")
         if "mlp_layer_types" in self.values:
             figures["first_dense_layers"] = self._num_dense(figures.get("num_layers", 0))
         flags = self.architecture.vectors

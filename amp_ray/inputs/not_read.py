@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from amp_ray.errors import printable, shown
 
-_MOST_NAMES: Final = 20
 _LONGEST_NAME: Final = 80
 _MOST: Final = 10**9  # largest count; larger ones are mistakes
 _OFF: Final[tuple[object, ...]] = (False, None, "", 0, [], "auto", "none", "no", "NO")
@@ -32,9 +31,7 @@ class NotRead:
     why: str = "not modelled"
 
     def __str__(self) -> str:
-        names = [name[:_LONGEST_NAME] for name in self.names[:_MOST_NAMES]]
-        more = len(self.names) - len(names)
-        text = ", ".join([*names, *([f"and {more} more"] if more else [])])
+        text = ", ".join(name[:_LONGEST_NAME] for name in self.names)
         return printable(f"not read: {text} ({self.file}: {self.why})").replace("\n", "\\n")
 
 
@@ -54,6 +51,31 @@ def count_of(values: Mapping[str, Any], key: str, default: int, *, low: int = 1)
         message = f"{key}: found {shown(value)}; expected a count: write the number into the file"
         raise ValueError(message)
     return value
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any plain type
+    """Return the value of a dotted key; None if it is missing.
+
+    Example:
+        >>> value_at({"a": {"b": 1}}, "a.b")
+        1
+    """
+    first, _, rest = key.partition(".")
+    value = values.get(first)
+    return value if not rest else value_at(value, rest) if isinstance(value, Mapping) else None
+
+
+def unlike(values: Mapping[str, Any], assumed: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Yield dotted keys with their values where these are none of those that are assumed.
+
+    Example:
+        >>> list(unlike({"a": {"b": False}, "c": "auto"}, {"a.b": ["true"], "c": ["1"]}))
+        ['a.b false']
+    """
+    for key, usual in assumed.items():
+        value = value_at(values, key)
+        if value not in (None, "auto") and str(value).lower() not in usual:
+            yield f"{key} {str(value).lower()}"
 
 
 def switched_on(values: Mapping[str, Any], before: str = "") -> Iterator[str]:

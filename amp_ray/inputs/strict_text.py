@@ -20,6 +20,7 @@ _TOO_DEEP_KEY: Final = re.compile(
 )
 """A dotted key of TOML, whose reading takes memory by the square of its parts."""
 
+_BYTE_ORDER_MARK: Final = "\ufeff"
 _MOST_DIGITS: Final = 300
 _MOST_LINES: Final = 100_000
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
@@ -139,8 +140,11 @@ def content_lines(text: str, file: str) -> Iterator[tuple[Where, str]]:
 
     A file with more lines than any cluster has hosts is refused.
     """
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).splitlines(), start=1):
         where = Where(file=file, line=number)
+        if _BYTE_ORDER_MARK in line:
+            message = "a byte order mark (U+FEFF) stands in this line: take it out"
+            raise InputError(message, where=where)
         if number > _MOST_LINES:
             message = f"expected at most {_MOST_LINES:,} lines: is this the right file?"
             raise InputError(message, where=where)

@@ -338,7 +338,7 @@ TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_s
             "run.sh:1: tensor_parallel_degree: found a num",
         ),
         (TITAN.replace('{"local_batch_size": 1}', "[1]"), "training: found [1]; expected keys"),
-        (TITAN + "RECOMPUTE = [1]\n", "recompute: found '[1]'; expected one of none"),
+        (TITAN + "RECOMPUTE = [1]\n", "recompute: found [1], which is not planned"),
         (f"{TOML}x = \n", "run.sh:11: cannot be read as TOML: Invalid value"),
         (f"{TOML}x = {'[' * 100_000}", "cannot be read as TOML"),
         (f"{TOML}x = {'9' * 20_000}\n", "cannot be read as TOML: Exceeds the limit"),
@@ -351,7 +351,7 @@ TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_s
             TOML.replace("local_batch_size = 8", "local_batch_size = -1"),
             "run.sh:3: local_batch_size:",
         ),
-        (TOML.replace('mode = "full"', "mode = 7"), "run.sh:10: mode: found '7'"),
+        (TOML.replace('mode = "full"', "mode = 7"), "run.sh:10: mode: found 7, which is not"),
         (
             TOML.replace("[act", "module_fqns_per_model_part = [7]\n[act"),
             "run.sh:9: module_fqns_per_model_part: found [7]; expected a list of lists",
@@ -384,11 +384,11 @@ def test_a_configuration_that_is_none_is_refused_with_its_place(text: str, messa
         ("pipeline_parallel_degree = 3", [0, 3, 6, 9]),  # 3 + 3 + 2
         ("pipeline_parallel_first_stage_less_layers = 0", [0, 5, 9]),  # 4 + 3
         ("pipeline_parallel_last_stage_less_layers = 2", [0, 5, 9]),  # 5 + 4
-        ('pipeline_parallel_schedule = "Interleaved1F1B"', None),
+        ('pipeline_parallel_schedule = "Interleaved1F1B"', [0, 2, 4, 6, 9]),  # 4 chunks: 2 each
     ],
 )
 def test_without_a_list_of_modules_torchtitan_cuts_by_its_own_rule(
-    keys: str, bounds: list[int] | None
+    keys: str, bounds: list[int]
 ) -> None:
     text = TOML.replace("pipeline_parallel_degree = 2\n", "") if "degree" in keys else TOML
     text = text.replace("tensor_parallel_degree = 2", "tensor_parallel_degree = 1")
@@ -552,6 +552,14 @@ def test_a_ds_config_has_to_tell_tp_or_pp() -> None:
     with pytest.raises(InputError, match="whether the other 2 are tp or pp"):
         strategy_of(json.dumps(config))
     assert strategy_of(json.dumps({**config, "pipeline": {"stages": 2}}))["pp"] == 2
+
+
+def test_mics_is_refused_by_its_own_name_where_it_is_not_planned() -> None:
+    config = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
+    text = json.dumps({**config, "zero_optimization": {"stage": 3, "mics_shard_size": 2}})
+    with pytest.raises(InputError, match=r"run\.sh:1: mics_shard_size: found 2; runtime deepspeed"):
+        strategy_of(text, experiment(keys="runtime: deepspeed\n"))
+    assert strategy_of(text, experiment(keys="runtime: torch\n"))["shard_ranks"] == 2
 
 
 NANOTRON = """\

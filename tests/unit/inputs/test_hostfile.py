@@ -160,3 +160,9 @@ def test_other_forms_are_refused(text: str) -> None:
 def test_a_host_without_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one slot, found 0"):
         HostSlots(host="a", num_slots=0)
+
+
+def test_a_byte_order_mark_is_read_at_the_start_and_named_elsewhere() -> None:
+    assert parse_hostfile("\ufeffa slots=4\n") == parse_hostfile("a slots=4\n")
+    with pytest.raises(InputError, match=r"hosts:2: a byte order mark .* take it out"):
+        parse_hostfile("a slots=4\n\ufeffb slots=4\n", file="hosts")

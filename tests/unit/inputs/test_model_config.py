@@ -179,7 +179,8 @@ PUBLISHED: Final = (
     ),
     (
         config("llama4_text", 5120, 48, "40/8 x 128", 8192, 202048, num_local_experts=16)
-        | {"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192},
+        | {"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "attention_chunk_size": 8192}
+        | {"moe_layers": [*range(48)]},
         48 * (attention(5120, 40, 8, 128) + 5120 * 16 + 17 * gated(5120, 8192) + 2 * 5120),
         2 * 202048 * 5120 + 5120,
         107_769_861_120,
@@ -291,6 +292,12 @@ def test_a_list_is_expected_by_its_entries() -> None:
     assert read(minimax | {"attn_type_list": [1, 1], "moe_layer_freq": [1, 1]}).not_read == ()
     with pytest.raises(InputError, match=r"attn_type_list: found \[0, 1\]; expected 1"):
         read(minimax | {"attn_type_list": [0, 1]})
+
+
+def test_experts_in_some_blocks_only_are_refused() -> None:
+    llama4 = config("llama4_text", 64, 2, "4/4 x 16", 128, 1000, num_local_experts=16)
+    with pytest.raises(InputError, match=r"moe_layers: found \[1\]; expected all blocks, 0 to 1"):
+        read({"text_config": llama4 | {"num_experts_per_tok": 1, "moe_layers": [1]}})
 
 
 @pytest.mark.parametrize("kind", ["nemotron-nas", "qwen3_next", "bert", None, 7, ["llama"]])

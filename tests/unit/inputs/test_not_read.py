@@ -13,5 +13,4 @@ def test_no_name_of_a_file_reaches_the_terminal_as_control_characters() -> None:
     names = tuple(f"k{number}\x1b[31m\n" for number in range(30))
     text = str(NotRead(file="f\x1b\n", names=names))
     assert text.isprintable()
-    assert len(text) < 1000
-    assert "and 10 more" in text
+    assert all(f"k{number}" in text for number in range(30))
