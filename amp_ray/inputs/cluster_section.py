@@ -199,6 +199,14 @@ _MOST_DEVICES: Final = 1_000_000
 _MOST_LISTED: Final = 20
 
 
+def _limited(document: Document, index: int, limit_w: float | None, device: Device) -> Device:
+    """Return a device with the limit of its power that a node's entry states."""
+    if limit_w in {None, device.board_power_w}:
+        return device
+    with document.at("cluster", "nodes", index, "power_w"):
+        return replace(device, power_limit_w=limit_w)
+
+
 def build_cluster(
     document: Document, section: ClusterSection, precision: Precision, hostfile_text: str | None
 ) -> Cluster:
@@ -224,11 +232,8 @@ def build_cluster(
     devices, links_of = list[Device](), list[tuple[Link, Link, Link]]()
     for index, entry in enumerate(section.nodes):
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
-            device = _device(entry)
+            device = _limited(document, index, entry.power_w, _device(entry))
             device.peak_flops(precision)
-            if entry.power_w not in {None, device.board_power_w}:
-                with document.at("cluster", "nodes", index, "power_w"):
-                    device = replace(device, power_limit_w=entry.power_w)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
                 most = _rack_size(entry, device) if len(section.nodes) == 1 else 1

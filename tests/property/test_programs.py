@@ -67,8 +67,9 @@ def test_an_import_of_an_export_is_the_same_strategy(write: object, strategy: St
     assert callable(write)
     try:
         [text] = write(Chosen(experiment=EXPERIMENT, strategy=strategy)).files.values()
-    except ValueError:
-        assert strategy.zero.stage  # only ZeRO cannot be exported to every program
+    except ValueError:  # ZeRO and recompute of the attention core are not in every program
+        kinds = {stage.options.recompute.kind for stage in strategy.stages}
+        assert strategy.zero.stage or "selective" in kinds
         return
     record = read_program(text, file="run", experiment=EXPERIMENT) or {}
     record.pop("not_read", None)
