@@ -97,9 +97,11 @@ def launch_of(command: Command, start: int, text: str) -> Launch:
         text: The script, with directives of Slurm.
     """
     words = (*command.around, *command.words[: start or None])
-    given = (word.partition("=") for word in words)  # env NNODES=4, docker run -e NNODES=4
+    assignments = (word.partition("=") for word in words)  # env NNODES=4, docker run -e NNODES=4
     variables = dict(command.variables)
-    variables |= {name: value for name, _, value in given if value and name in launch_variables()}
+    variables |= {
+        name: value for name, _, value in assignments if value and name in launch_variables()
+    }
     places = [index for index, word in enumerate(words) if is_launcher(word)]
     stated = _stated(_BATCH, _directives(text), {})
     name = _BATCH
@@ -114,10 +116,10 @@ def launch_of(command: Command, start: int, text: str) -> Launch:
         unread |= dict(_options(own, row.unread, variables))
     if not places:  # no task of Slurm starts the program
         stated = {role: stated[role] for role in stated.keys() & {"nodes", "devices"}}
-    found = _processes(name, stated)
+    counts = _processes(name, stated)
     rest = _stated("program", command.words[start:], variables)
-    found = found or _processes("program", rest)
-    processes, words_of_it = found or (None, "")
+    counts = counts or _processes("program", rest)
+    processes, words_of_it = counts or (None, "")
     return Launch(processes=processes, stated=words_of_it, unread=unread)
 
 
@@ -160,10 +162,10 @@ def _processes(name: str, stated: _Stated) -> tuple[int, str] | None:
     if _Table.shipped().launchers[name].nodes:
         stated = {"nodes": ("", 1), **stated}
     for roles in (("total",), ("nodes", "slots"), ("hosts",), ("nodes", "devices")):
-        found = [stated.get(role, ("", None)) for role in roles]
-        numbers = [number for _, number in found if number]
+        counts = [stated.get(role, ("", None)) for role in roles]
+        numbers = [number for _, number in counts if number]
         if len(numbers) == len(roles):
             world = numbers[0] * numbers[-1] if len(numbers) > 1 else numbers[0]
-            words = " x ".join(words for words, _ in found if words)
+            words = " x ".join(words for words, _ in counts if words)
             return world, f"{words} = {world} processes"
     return None

@@ -231,8 +231,8 @@ def ds_config_notes(
         "zero_optimization.overlap_comm": [str(shards).lower()],
         "data_types.grad_accum_dtype": ["fp32" if shards and precision == "bf16" else precision],
     }
-    known = (*table.read, *table.without_effect, *assumed, *table.least, *table.most)
-    notes = not_read(keys, file, known=known)
+    named = (*table.read, *table.without_effect, *assumed, *table.least, *table.most)
+    notes = not_read(keys, file, known=named)
     rare = [*unlike(config, assumed), *_unusual_sizes(config, experiment, record["tp"])]
     optimizer = config.get("optimizer")
     kind = str(optimizer.get("type", "adam")) if isinstance(optimizer, Mapping) else "adam"

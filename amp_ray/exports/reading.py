@@ -174,10 +174,10 @@ def _from_ds_config(text: str, experiment: Experiment, *, file: str) -> dict[str
 
 
 def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
-    found = _flags_of(text, _MEGATRON_DIALECT)
+    command = _flags_of(text, _MEGATRON_DIALECT)
     flags = {
         name: "" if word.lower() == "true" else word
-        for name, word in found.flags.items()
+        for name, word in command.flags.items()
         if word.lower() not in _OFF
     }
     if _SWIFT.search(text):  # its default; Megatron-LM's is tp
@@ -189,14 +189,14 @@ def _from_megatron(text: str, experiment: Experiment, *, file: str) -> dict[str,
         check_optimizer(flags, experiment)
         record = read_flags(flags, experiment.model)
     except ValueError as error:
-        raise ValueError(found.in_its_words(str(error))) from None
+        raise ValueError(command.in_its_words(str(error))) from None
     placement = _placement(text, experiment.cluster)
-    record |= found.places(experiment.cluster) if placement is None else {"placement": placement}
+    record |= command.places(experiment.cluster) if placement is None else {"placement": placement}
     notes = (
-        replace(note, names=tuple(map(found.in_its_words, note.names)))
+        replace(note, names=tuple(map(command.in_its_words, note.names)))
         for note in notes_of(flags, experiment, file)
     )
-    return {**record, "not_read": (*notes, *found.more_of_the_run(file))}
+    return {**record, "not_read": (*notes, *command.more_of_the_run(file))}
 
 
 def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
@@ -222,14 +222,14 @@ def _from_titan(text: str, experiment: Experiment, *, file: str) -> dict[str, An
     elif _TITAN_TOML.search(text):
         settings = parse_toml(text, file=file)
     else:
-        found = _flags_of(text, _TITAN_DIALECT)
-        placement = found.places(experiment.cluster)
-        notes = found.more_of_the_run(file)
-        for flag, value in found.flags.items():
+        command = _flags_of(text, _TITAN_DIALECT)
+        placement = command.places(experiment.cluster)
+        notes = command.more_of_the_run(file)
+        for flag, value in command.flags.items():
             section, _, key = flag.rpartition(".")
             settings.setdefault(section, {})[key] = _literal(value)
         settings = {**settings.pop("", {}), **settings}
-        check_configuration(found.launch.unread.get("CONFIG"), "CONFIG", experiment.model.shape)
+        check_configuration(command.launch.unread.get("CONFIG"), "CONFIG", experiment.model.shape)
     record = read_settings(settings, experiment) | placement
     return {**record, "not_read": (*notes_of_settings(settings, file), *notes)}
 
@@ -329,17 +329,17 @@ def _flags_of(text: str, dialect: _Dialect) -> _Found:
     first: _Found | None = None
     environment = batch_variables(text)
     for branch in branches_of(text, environment=environment, wanted=launch_variables()):
-        found = _of_branch(branch, dialect, text)
-        if found is None:
+        command = _of_branch(branch, dialect, text)
+        if command is None:
             continue
         if first is not None:
-            _check_alike(first, found, branch, dialect)
-            found = _Found(
-                flags={**found.flags, **first.flags},
-                written={**found.written, **first.written},
-                launch=found.launch if first.launch.processes is None else first.launch,
+            _check_alike(first, command, branch, dialect)
+            command = _Found(
+                flags={**command.flags, **first.flags},
+                written={**command.written, **first.written},
+                launch=command.launch if first.launch.processes is None else first.launch,
             )
-        first = found
+        first = command
     mark = dialect.marks.search(text)
     if mark and first is None:
         message = f"{mark[0]} stands in no command that is read: write it alone into a file"

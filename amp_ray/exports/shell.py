@@ -676,8 +676,8 @@ class _Run:
             self._call(name, rest)
         else:
             kept = tuple(self._without_scripts(words, line))
-            known = {name: " ".join(self.values.get(name, [])) for name in self.wanted}
-            variables = {name: value for name, value in known.items() if value}
+            values = {name: " ".join(self.values.get(name, [])) for name in self.wanted}
+            variables = {name: value for name, value in values.items() if value}
             self.commands.append(
                 Command(line=line, words=kept, around=self._around, variables=variables)
             )
