@@ -67,6 +67,11 @@ class Where:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         return (place if self.key is None else f"{place}: {self.key}").replace("\n", "\\n")
 
+    def is_as_exact_as(self, other: "Where") -> bool:
+        """Return whether another place adds nothing: this one is a line, an option, or the same."""
+        is_option = self.file.startswith("--")
+        return self.line is not None or is_option or str(self) == str(other)
+
     def at(self, key: str) -> "Where":
         """Narrow the place down to a key or column."""
         return replace(self, key=key)
@@ -150,7 +155,8 @@ def advice_for(error: OSError) -> str:
 def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
     """Add the place of the input to an error that it caused.
 
-    An error that already names a line or this place stays; ``where`` is put in front of others.
+    An error that already names a line, an option or this place stays; ``where`` is put in front of
+    others.
     Catch ``ValueError`` only around code that checks a user's input, since elsewhere it may be a
     bug.
     """
@@ -160,7 +166,7 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
         mistakes = Mistakes()
         for part in error.parts if isinstance(error, InputError) else (error,):
             place = part.where if isinstance(part, InputError) else None
-            if isinstance(part, InputError) and place and (place.line or str(place) == str(where)):
+            if isinstance(part, InputError) and place and place.is_as_exact_as(where):
                 mistakes.add(part)
             else:
                 mistakes.add(InputError(str(part), where=where))

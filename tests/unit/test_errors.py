@@ -38,9 +38,10 @@ def test_an_error_with_a_line_of_its_own_stays_as_it_is() -> None:
         fail(error)
 
 
-def test_an_error_of_the_same_place_names_it_once() -> None:
-    error = InputError("wrong", where=Where(file="x.yaml"))
-    with pytest.raises(InputError, match=r"^x\.yaml: wrong$"), placed(Where(file="x.yaml")):
+@pytest.mark.parametrize("file", ["x.yaml", "--set a=1"])
+def test_an_error_of_the_same_place_or_an_option_names_it_once(file: str) -> None:
+    error = InputError("wrong", where=Where(file=file))
+    with pytest.raises(InputError, match=rf"^{file}: wrong$"), placed(Where(file="x.yaml")):
         fail(error)
 
 
