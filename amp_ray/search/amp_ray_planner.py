@@ -363,7 +363,7 @@ class ChooseZero:
             if isinstance(choice, Candidate) and bounds[choice] == math.inf
         ]
         if too_large and not any(plan.feasible for plan in plans):
-            result = self.inner.plan(min(too_large, key=self.space.expected_s))
+            result = self.inner.plan(min(too_large, key=self._expected))
             results.append(result)
             plans += [result] if isinstance(result, Estimate) else []
         if not plans:
@@ -371,6 +371,13 @@ class ChooseZero:
             assert isinstance(first, Infeasible)
             return replace(first, candidate=candidate)
         return replace(min(plans, key=leader_order), lower_bound_s=None)
+
+    def _expected(self, candidate: Candidate) -> tuple[bool, float]:
+        """Return the order of settings that do not fit: that of plans with enough memory."""
+        experiment = self.space.experiment
+        strategy = Strategy.uniform(candidate, tuple(range(candidate.pp + 1)))
+        unexplained = experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes))
+        return unexplained, self.space.expected_s(candidate)
 
     def choices(self, candidate: C) -> list[C]:
         """Return one candidate per ZeRO setting that the experiment allows."""

@@ -340,10 +340,13 @@ def _shown(result: Result) -> tuple[int, float, int]:
 
 
 def _class(result: Result) -> int:
-    """Return 0 for a safe plan, 1 for a risky one, 2 for an infeasible one, 3 for no plan."""
+    """Return 0 for a safe plan, 1 for a risky one, 2 or 3 for an infeasible one, 4 for no plan.
+
+    An infeasible one is 3 if it would be risky with enough memory, too.
+    """
     if isinstance(result, Infeasible):
-        return 3
-    return int(is_risky(result)) if result.feasible else 2
+        return 4
+    return int(is_risky(result)) if result.feasible else 2 + result.unexplained
 
 
 def _num_dimensions(strategy: Strategy) -> int:
