@@ -375,8 +375,8 @@ class ChooseZero:
     def _expected(self, candidate: Candidate) -> tuple[bool, float]:
         """Return the order of settings that do not fit: that of plans with enough memory."""
         experiment = self.space.experiment
-        strategy = Strategy.uniform(candidate, tuple(range(candidate.pp + 1)))
-        unexplained = experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes))
+        plain = Strategy.uniform(with_kind(candidate, NO_RECOMPUTE), tuple(range(candidate.pp + 1)))
+        unexplained = experiment.traits.is_unexplained(plain, len(experiment.cluster.nodes))
         return unexplained, self.space.expected_s(candidate)
 
     def choices(self, candidate: C) -> list[C]:
