@@ -145,6 +145,6 @@ def test_what_does_not_fit_takes_as_long_as_with_enough_memory(
             assert tight.iteration_time_s == pytest.approx(roomy.iteration_time_s, rel=1e-9)
             assert tight.strategy == roomy.strategy
     if all(isinstance(one, Estimate) for one in of_memory[1]):
-        # Cuts of chunks on mixed boards are found by a local search: one was .6 % longer than needed
+        # Cuts of chunks on mixed boards are found by a local search: one was .6 % too long
         times_s = [one.iteration_time_s for one in of_memory[1]]
         assert all(less <= more * (1 + 1e-2) for less, more in pairwise(times_s))
