@@ -1,5 +1,6 @@
 """Predicted time and memory of a strategy. Failures are results, not exceptions."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -45,6 +46,11 @@ class Breakdown:
     gradient_sync_s: float = 0.0
     optimizer_s: float = 0.0
     other_s: float = 0.0
+
+    @classmethod
+    def of(cls, parts_s: Iterable[float]) -> Self:
+        """Return a breakdown from its parts in the order of the fields."""
+        return cls(**{part.name: value for part, value in zip(fields(cls), parts_s, strict=True)})
 
     @property
     def total_s(self) -> float:

@@ -14,7 +14,8 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.columns import EXTRAPOLATED, Columns
-from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.estimate import Breakdown, Estimate
+from amp_ray.cost.evaluator import Evaluator
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, StageMemory, stage_memory
 from amp_ray.cost.messages import MessageModel, Messages
@@ -29,6 +30,7 @@ from amp_ray.cost.samples import (
 )
 from amp_ray.cost.stages import GroupKinds, PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
+from amp_ray.cost.tables import Tables
 from amp_ray.cost.timer import longest_pipeline_s, slowest_replica
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.verdict import Judge
@@ -92,6 +94,16 @@ class SampleCosts:
             cp=self.cp,
             head_ranks=self.head_ranks,
         )
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Tables of the evaluator."""
+        return Tables(self)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Prices layouts; it keeps the last one."""
+        return Evaluator(self.tables)
 
     @cached_property
     def messages(self) -> MessageModel:
@@ -197,7 +209,35 @@ class CostModel(SampleCosts):
                 f"the model has {num_layers} layers, so bounds must end there, found "
                 f"{list(strategy.bounds)}"
             )
-        return self.estimate_from(self.stage_costs(PlacedStages.of_strategy(strategy)), strategy)
+        stages = PlacedStages.of_strategy(strategy)
+        if strategy.is_sliced:
+            return self.estimate_from(self.stage_costs(stages), strategy)
+        self._check_devices(stages)
+        bounds, samples = all_bounds(self.experiment.model, strategy), self._samples_at(stages)
+        samples.evaluator.price(samples.tables.layout_of(stages, bounds))
+        return self.priced(strategy, samples.evaluator)
+
+    def priced(self, strategy: Strategy, evaluator: Evaluator) -> Estimate:
+        """Return the estimate of a strategy that an evaluator has just priced."""
+        experiment = self.experiment
+        breakdown = Breakdown.of(evaluator.breakdown())
+        types = experiment.cluster.device_types
+        peaks, devices = zip(
+            *((peak_bytes, types[kind]) for peak_bytes, kind, _ in evaluator.peaks()), strict=True
+        )
+        bounds = all_bounds(experiment.model, strategy)
+        verdict = self._judge.judge(bounds, breakdown.total_s, peaks, devices)
+        return Estimate(
+            strategy=strategy,
+            iteration_time_s=breakdown.total_s,
+            breakdown=breakdown,
+            peak_memory_bytes=peaks,
+            memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
+            reasons=verdict.reasons,
+            warnings=(EXTRAPOLATED,) if evaluator.extrapolates() else (),
+            failure_probability=verdict.failure_probability,
+            unexplained=experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes)),
+        )
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
         """Return `stage_costs` of a candidate; by default rank ``r`` runs on device ``r``."""
