@@ -169,6 +169,14 @@ fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minute
 net: $(CORE)  ## Compare the answers to many commands with the recorded ones; RECORD=yes records, ONLY='plan/*' some
 	@OPENBLAS_CORETYPE=Haswell PYTHONPATH=tests/lib $(RUN) net $(if $(RECORD),--record) $(if $(ONLY),--only '$(ONLY)')
 
+.PHONY: goldens
+goldens: $(CORE)  ## Record the figures of the golden strategies anew, and say how many differ; DRAW=yes draws and searches anew
+	@PYTHONPATH=tests/lib $(RUN) goldens $(if $(DRAW),draw,price)
+
+.PHONY: plans
+plans: $(CORE)  ## Compare plans of searches with the recorded ones: time and CPU; RECORD=yes records, ONLY='small-11*' some
+	@$(VENV)/bin/python tests/benchmarks/compare_plans.py $(if $(RECORD),--record) $(if $(ONLY),'$(ONLY)')
+
 .PHONY: paired
 paired: $(CORE)  ## Compare the CPU time of commands with that in another checkout, OLD=path
 	@$(VENV)/bin/python tests/benchmarks/paired.py $(OLD)

@@ -20,19 +20,19 @@ from amp_ray.units import GIGA, MICROSECONDS_PER_SECOND
 
 _MICRO: Final = 1.0 / MICROSECONDS_PER_SECOND
 
-_FIRST: Final = 2**9
-_NUM_SIZES: Final = 21
-_LAST: Final = _FIRST << (_NUM_SIZES - 1)
-SIZES: Final = _FIRST * 2.0 ** np.arange(_NUM_SIZES)
+FIRST_BYTES: Final = 2**9
+NUM_SIZES: Final = 21
+LAST_BYTES: Final = FIRST_BYTES << (NUM_SIZES - 1)
+SIZES: Final = FIRST_BYTES * 2.0 ** np.arange(NUM_SIZES)
 """Sizes in bytes at which curves have points: powers of two from 512 B to 512 MiB."""
 
 BASE_S: Final = 8.4 * _MICRO
 """Part of every collective's and message's start: ``baseLat`` of a ring with protocol Simple."""
 
-_LL, _LL128, _SIMPLE = range(3)
-_RING, _TREE = range(2)
+LL, LL128, SIMPLE = range(3)
+RING, TREE = range(2)
 
-_BASE: Final = np.array([[6.6, 14.0, 8.4], [6.8, 14.0, 8.4]]) * _MICRO - BASE_S
+START_S: Final = np.array([[6.6, 14.0, 8.4], [6.8, 14.0, 8.4]]) * _MICRO - BASE_S
 """``baseLat`` of ring and tree by protocol (LL, LL128, Simple), beyond `BASE_S`."""
 
 HOPS: Final[Mapping[str, FloatArray]] = {
@@ -42,17 +42,21 @@ HOPS: Final[Mapping[str, FloatArray]] = {
 }
 """``hwLat``: latency of one hop of ring and tree by protocol; the network is InfiniBand."""
 
-_SHARE: Final = np.array([0.5, 0.92, 1.0])
+RING_SHARE: Final = np.array([0.5, 0.92, 1.0])
 """Share of a ring's rate by protocol: LL sends a flag with every 4 bytes, LL128 one per 120."""
 
-_TREE_SHARE: Final = 0.92 * np.array([1 / 3.8, 120 / 128, 1.0])
+TREE_SHARE: Final = 0.92 * np.array([1 / 3.8, 120 / 128, 1.0])
 """The same of a tree."""
 
-_MOST_LL: Final = ((39.0, 87.7, 141.0, 282.0), (39.0, 39.0, 39.0, 39.0), (20.4, 20.4, 20.4, 20.4))
+MOST_LL_GBYTE_PER_S: Final = (
+    (39.0, 87.7, 141.0, 282.0),
+    (39.0, 39.0, 39.0, 39.0),
+    (20.4, 20.4, 20.4, 20.4),
+)
 """``llMaxBws`` in GB/s on one, two, and more nodes: by the boards' generation (Volta, Ampere,
 Hopper, Blackwell, taken as twice Hopper); over nodes by the host, here Intel's."""
 
-_TREE_CORRECTION: Final = np.array(
+TREE_CORRECTION: Final = np.array(
     [
         [1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1],
         [1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, *([0.9] * 4), 1, 1],
@@ -61,21 +65,25 @@ _TREE_CORRECTION: Final = np.array(
 )
 """``treeCorrectionFactor`` by protocol from 512 B to 256 MiB; 1 beyond."""
 
-_OVERHEAD: Final = np.array([1.0, 1.0, 3.0]) * _MICRO
+NETWORK_OVERHEAD_S: Final = np.array([1.0, 1.0, 3.0]) * _MICRO
 """Least time of a hop within a node if the ring also crosses the network (``getNetOverhead``)."""
 
-_PLATEAU: Final = (1.9, 1.4)
+PLATEAU: Final = (1.9, 1.4)
 """Factor of the latency of ring all-reduces with protocol Simple over nodes: before Ampere, since
 then."""
 
-_NVLS_LATENCY_S: Final = 25 * _MICRO
-_NVLS_SHARE: Final = (0.0, 0.0, 0.85, 0.74)
+NVLS_LATENCY_S: Final = 25 * _MICRO
+NVLS_SHARE: Final = (0.0, 0.0, 0.85, 0.74)
 """``nvlsEfficiency`` by generation: share of the ring's rate when the switch adds up."""
 
-_NVLS_SENT: Final = 6 / 5
+NVLS_SENT: Final = 6 / 5
 """Bytes on a rank's links per byte of an all-reduce that the switch adds up."""
 
-_PAT_SHARE: Final = 0.75
+PAT_SHARE: Final = 0.75
+PAT_START_US: Final = 8.0
+PAT_RANK_US: Final = 2.8
+PAT_HOP_DIVISOR: Final = 3.5
+"""PAT: share of the ring's rate; microseconds of its start and of each rank; hops overlap."""
 
 _LINK_RATES: Final = (150.0, 300.0, 448.0, 900.0)
 """GB/s of a board's links from Volta, Ampere, Hopper and Blackwell on."""
@@ -92,7 +100,7 @@ def exchange_latency_s(num_remote: int) -> float:
 
     The host posts one message after the other, and the last has one hop to go.
     """
-    return float(HOPS["network"][_RING, _SIMPLE] + num_remote * _OVERHEAD[_SIMPLE])
+    return float(HOPS["network"][RING, SIMPLE] + num_remote * NETWORK_OVERHEAD_S[SIMPLE])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,17 +114,17 @@ class Curve:
     def of(cls, seconds: FloatArray) -> "Curve":
         """Return the curve through times by size; it goes on with the slope of its end."""
         rising = np.maximum.accumulate(np.maximum(seconds, 0.0))
-        slope = float(rising[-1] - rising[-2]) / (_LAST / 2)
+        slope = float(rising[-1] - rising[-2]) / (LAST_BYTES / 2)
         return cls(tuple(rising.tolist()), slope)
 
     def at(self, num_bytes: float) -> float:
         """Return the seconds of one size."""
-        place = int(num_bytes / _FIRST).bit_length() - 1
+        place = int(num_bytes / FIRST_BYTES).bit_length() - 1
         if place < 0:
             return self.seconds[0]
-        if place >= _NUM_SIZES - 1:
-            return self.seconds[-1] + (num_bytes - _LAST) * self.s_per_byte
-        low, size = self.seconds[place], _FIRST << place
+        if place >= NUM_SIZES - 1:
+            return self.seconds[-1] + (num_bytes - LAST_BYTES) * self.s_per_byte
+        low, size = self.seconds[place], FIRST_BYTES << place
         return low + (self.seconds[place + 1] - low) * (num_bytes / size - 1.0)
 
 
@@ -150,13 +158,13 @@ class Group:
 
     @property
     def _ring_s(self) -> FloatArray:
-        within = self.hops(self.within)[_RING]
+        within = self.hops(self.within)[RING]
         if self.num_nodes == 1:
             chain: FloatArray = (self.num_ranks - 1) * within
             return chain
         alone = self.num_ranks == self.num_nodes
-        between = self.hops(self.network)[_TREE if alone else _RING]
-        inside = np.maximum(within, _OVERHEAD * self.latency_scale)
+        between = self.hops(self.network)[TREE if alone else RING]
+        inside = np.maximum(within, NETWORK_OVERHEAD_S * self.latency_scale)
         if not isinstance(self.network, str):
             inside = np.maximum(inside, between)
         crossing = self.num_nodes - 1
@@ -171,9 +179,9 @@ class Group:
     def _carried_s(self, rates: FloatArray, sent: float | FloatArray) -> FloatArray:
         """Return the seconds of all sizes by protocol, with LL's own limit."""
         rates = rates.copy()
-        most = _MOST_LL[min(self.num_nodes, 3) - 1][self.generation] * GIGA
+        most = MOST_LL_GBYTE_PER_S[min(self.num_nodes, 3) - 1][self.generation] * GIGA
         most *= self.rate_scale
-        rates[_LL] = np.minimum(rates[_LL], most)
+        rates[LL] = np.minimum(rates[LL], most)
         seconds: FloatArray = sent * SIZES / rates
         return seconds
 
@@ -183,9 +191,9 @@ class Group:
         sent = trips * (self.num_ranks - 1) / self.num_ranks
         latency = self._ring_s * trips
         if trips > 1 and self.num_nodes > 1 and isinstance(self.network, str):
-            latency[_SIMPLE] *= _PLATEAU[self.generation > 0]
-        seconds = (_BASE[_RING] * self.latency_scale + latency)[:, None] + self._carried_s(
-            rate * _SHARE[:, None], sent
+            latency[SIMPLE] *= PLATEAU[self.generation > 0]
+        seconds = (START_S[RING] * self.latency_scale + latency)[:, None] + self._carried_s(
+            rate * RING_SHARE[:, None], sent
         )
         least: FloatArray = seconds[self._protocols].min(axis=0)
         return least
@@ -198,27 +206,27 @@ class Group:
         """
         depth = ceil(log2(self.num_nodes))
         rate = min(self.within_bytes_per_s, self.network_bytes_per_s)
-        within, between = self.hops(self.within)[_TREE], self.hops(self.network)[_TREE]
+        within, between = self.hops(self.within)[TREE], self.hops(self.network)[TREE]
         chain = (ceil(self.num_ranks / self.num_nodes) - 1) * within
         latency = 2 * (chain + depth * (between + self.slower_s))
-        correction = np.ones((3, _NUM_SIZES))
-        correction[:, :-1] = _TREE_CORRECTION
-        seconds = (_BASE[_TREE] * self.latency_scale + latency)[:, None] + self._carried_s(
-            rate * _TREE_SHARE[:, None] * correction, 2.0
+        correction = np.ones((3, NUM_SIZES))
+        correction[:, :-1] = TREE_CORRECTION
+        seconds = (START_S[TREE] * self.latency_scale + latency)[:, None] + self._carried_s(
+            rate * TREE_SHARE[:, None] * correction, 2.0
         )
         least: FloatArray = seconds[self._protocols].min(axis=0)
         return least
 
     def _switch(self) -> FloatArray:
         """Return the time of an all-reduce whose sums the switches of nodes make (NVLS)."""
-        rate = self.switch_bytes_per_s * _NVLS_SHARE[self.generation]
-        latency = (_NVLS_LATENCY_S - BASE_S) * self.latency_scale
+        rate = self.switch_bytes_per_s * NVLS_SHARE[self.generation]
+        latency = (NVLS_LATENCY_S - BASE_S) * self.latency_scale
         if self.num_nodes > 1:
             halves = 1 if self.num_nodes == 2 else 2  # noqa: PLR2004
             rate = min(rate, self.network_bytes_per_s / halves)
-            hop = float(self.hops(self.network)[_TREE, _SIMPLE]) + self.slower_s
+            hop = float(self.hops(self.network)[TREE, SIMPLE]) + self.slower_s
             latency += 2 * ceil(log2(self.num_nodes)) * hop
-        seconds: FloatArray = SIZES * (_NVLS_SENT / rate) + np.full(_NUM_SIZES, latency)
+        seconds: FloatArray = SIZES * (NVLS_SENT / rate) + np.full(NUM_SIZES, latency)
         return seconds
 
     def all_reduce(self) -> Curve:
@@ -227,7 +235,7 @@ class Group:
         if self.num_nodes > 1:
             times.append(self._tree())
         local = self.num_ranks / self.num_nodes
-        if self.switch_bytes_per_s * _NVLS_SHARE[self.generation] and local > 2:  # noqa: PLR2004
+        if self.switch_bytes_per_s * NVLS_SHARE[self.generation] and local > 2:  # noqa: PLR2004
             times.append(self._switch())
         return Curve.of(np.min(times, axis=0))
 
@@ -235,12 +243,13 @@ class Group:
         """Return the curve of an all-gather; a reduce-scatter takes as long."""
         times = [self._ring(trips=1)]
         if self.has_pat and self.num_nodes == self.num_ranks:
-            hop = float(self.hops(self.network)[_TREE, _SIMPLE]) + self.slower_s
-            latency = (8 + 2.8 * self.num_ranks) * _MICRO - BASE_S
-            latency = latency * self.latency_scale + ceil(log2(self.num_ranks)) * hop / 3.5
-            rate = _PAT_SHARE * min(self.within_bytes_per_s, self.network_bytes_per_s)
+            hop = float(self.hops(self.network)[TREE, SIMPLE]) + self.slower_s
+            latency = (PAT_START_US + PAT_RANK_US * self.num_ranks) * _MICRO - BASE_S
+            latency *= self.latency_scale
+            latency += ceil(log2(self.num_ranks)) * hop / PAT_HOP_DIVISOR
+            rate = PAT_SHARE * min(self.within_bytes_per_s, self.network_bytes_per_s)
             sent = (self.num_ranks - 1) / self.num_ranks
-            times.append(SIZES * (sent / rate) + np.full(_NUM_SIZES, latency))
+            times.append(SIZES * (sent / rate) + np.full(NUM_SIZES, latency))
         return Curve.of(np.min(times, axis=0))
 
 
@@ -293,7 +302,7 @@ def exchange_bytes_per_s(board: str) -> float:
     seconds = measured_s(_EXCHANGES_LIKE.get(board, board), "all_to_all", _EXCHANGING)
     if seconds is None:
         return inf
-    sent = (_EXCHANGING - 1) / _EXCHANGING * _LAST
+    sent = (_EXCHANGING - 1) / _EXCHANGING * LAST_BYTES
     return GIGA * round(sent / float(seconds[-1]) / GIGA)
 
 

@@ -18,45 +18,13 @@ from amp_ray.search.space import candidates_of
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from support.better_clusters import cluster_pair
 from support.experiments import experiment_from
-
-GPT = (
-    "{family: gpt2, num_layers: 24, hidden_size: 2048, num_heads: 16, sequence_length: 1024, "
-    "vocab_size: 51200}"
-)
-LLAMA = (
-    "{family: llama, num_layers: 40, hidden_size: 5120, num_heads: 40, sequence_length: 4096, "
-    "vocab_size: 32000, feed_forward_size: 13824}"
-)
-RATES = {
-    "A100-40": (2400, 200),
-    "A100-80": (2400, 200),
-    "H100": (3600, 400),
-    "V100-16": (1200, 100),
-    "P100-16": (400, 80),
-    "T4": (100, 50),
-}
-CASES = (
-    ("16 of 2 kinds", GPT, 1, ("A100-40", "V100-16"), 64, "0.3 s"),
-    ("4 kinds x 8", GPT, 1, ("A100-40", "V100-16", "T4", "P100-16"), 128, "2 s"),
-    ("48 of 3", GPT, 2, ("A100-40", "V100-16", "T4"), 192, ""),
-    ("64 of 4", GPT, 2, ("A100-40", "V100-16", "T4", "P100-16"), 256, "6 s"),
-    ("128 of 4", LLAMA, 4, ("A100-40", "V100-16", "T4", "A100-80"), 512, "12 s"),
-    ("256 of 2", LLAMA, 16, ("A100-80", "H100"), 1024, "15 s"),
-)
+from support.mixed_cases import CASES, case_text
 
 
 def rows() -> Iterator[dict[str, str]]:
     """Measure every case; one table row each."""
     for name, model, count, kinds, batch, target in CASES:
-        nodes = "\n".join(
-            f"    - {{count: {count}, device: {kind}, slots: 8, "
-            f"intra_gbit_per_s: {RATES[kind][0]}, inter_gbit_per_s: {RATES[kind][1]}}}"
-            for kind in kinds
-        )
-        experiment = experiment_from(
-            f"name: mixed\nmodel: {model}\ncluster:\n  nodes:\n{nodes}\n"
-            f"global_batch_size: {batch}\nsearch: {{space: heterogeneous}}\n"
-        )
+        experiment = experiment_from(case_text(model, count, kinds, batch))
         start_s = time.process_time()
         best = _best(experiment)[1]
         yield {
