@@ -15,6 +15,8 @@ import cython
 import numpy as np
 from cython import bint, ccall, cclass, cfunc, double, longlong, ulonglong, void
 
+from amp_ray.cost.rings import RingTable
+
 # ---------------------------------------------------------------------------- numbers of rows
 
 
@@ -38,9 +40,10 @@ class Index:
     @cfunc
     def _slot(self) -> longlong:
         """Return the slot of the key, or the empty one where it belongs."""
-        mixed = 1469598103934665603
+        prime: ulonglong = 1099511628211
+        mixed: ulonglong = 1469598103934665603
         for i in range(self.width):
-            mixed = (mixed ^ cython.cast(ulonglong, self.key[i])) * 1099511628211
+            mixed = (mixed ^ cython.cast(ulonglong, self.key[i])) * prime
             if not cython.compiled:
                 mixed %= 1 << 64
         mixed ^= mixed >> 29
@@ -367,47 +370,16 @@ each end of the stage there is one buffer for a received tensor and one for a se
 
 @cclass
 class Paths:
-    """Paths of rings by number (`rings.RingTable`), and collectives over them."""
+    """Collectives over the paths of rings."""
 
-    rings: object
-    count: longlong
-    bytes_per_s: double[::1]
-    step_s: double[::1]
-    tree_s: double[::1]
-    curved: longlong[::1]
-    reduce_s: double[:, ::1]
-    gather_s: double[:, ::1]
+    rings: RingTable
     costs: Costs
     last_size: longlong  # place of the largest size of a curve
 
-    def __init__(self, rings: object, costs: Costs) -> None:
+    def __init__(self, rings: RingTable, costs: Costs) -> None:
         self.rings = rings
         self.costs = costs
-        self.count = 0
-        self._bind()
-
-    def _bind(self) -> None:
-        rings = self.rings
-        self.count = rings.num_paths
-        self.bytes_per_s = rings.bytes_per_s
-        self.step_s = rings.step_s
-        self.tree_s = rings.tree_s
-        self.curved = rings.has_curves
-        self.reduce_s = rings.reduce_s
-        self.gather_s = rings.gather_s
-        self.last_size = self.reduce_s.shape[1] - 2
-
-    def at_once(
-        self,
-        members: longlong[::1],
-        first: longlong[::1],
-        num_rings: longlong,
-        numbers: longlong[::1],
-    ) -> None:
-        """Write the path of each of several rings that run at once."""
-        self.rings.at_once(members, first, num_rings, numbers)
-        if self.rings.num_paths != self.count:
-            self._bind()
+        self.last_size = rings.reduce_s.shape[1] - 2
 
     @cfunc
     def _curve_s(self, curves: double[:, ::1], path: longlong, num_bytes: double) -> double:
@@ -433,12 +405,12 @@ class Paths:
         if num_ranks == 1.0:
             return 0.0
         start = self.costs.start_s
-        if self.curved[path]:
-            return start + self._curve_s(self.reduce_s, path, num_bytes)
-        latency_s = 2 * (num_ranks - 1) * self.step_s[path]
-        if self.tree_s[path] > 0.0:
-            latency_s = min(latency_s, 2 * self.tree_s[path])
-        carried_s = (num_ranks - 1) * (num_bytes / num_ranks / self.bytes_per_s[path])
+        if self.rings.has_curves[path]:
+            return start + self._curve_s(self.rings.reduce_s, path, num_bytes)
+        latency_s = 2 * (num_ranks - 1) * self.rings.step_s[path]
+        if self.rings.tree_s[path] > 0.0:
+            latency_s = min(latency_s, 2 * self.rings.tree_s[path])
+        carried_s = (num_ranks - 1) * (num_bytes / num_ranks / self.rings.bytes_per_s[path])
         return start + latency_s + 2 * carried_s
 
     @cfunc
@@ -447,10 +419,10 @@ class Paths:
         if num_ranks == 1.0:
             return 0.0
         start = self.costs.start_s
-        if self.curved[path]:
-            return start + self._curve_s(self.gather_s, path, num_bytes)
-        carried_s = (num_ranks - 1) * (num_bytes / num_ranks / self.bytes_per_s[path])
-        return start + (num_ranks - 1) * self.step_s[path] + carried_s
+        if self.rings.has_curves[path]:
+            return start + self._curve_s(self.rings.gather_s, path, num_bytes)
+        carried_s = (num_ranks - 1) * (num_bytes / num_ranks / self.rings.bytes_per_s[path])
+        return start + (num_ranks - 1) * self.rings.step_s[path] + carried_s
 
     @cfunc
     def _size_s(
@@ -695,7 +667,8 @@ class Messages:
             self._load(cut)
             self._price(cut, slices)
 
-    def _make_room(self) -> None:
+    @cfunc
+    def _make_room(self) -> void:
         stages = self.stages
         cuts = max(self.num_cuts, 1)
         if self.slowest.shape[0] < cuts or self.slowest.shape[1] < stages.num_parts:
@@ -844,11 +817,11 @@ class Messages:
             for group in range(stages.first_group[stage], stages.first_group[stage + 1]):
                 part, path = stages.part[group], paths_of_groups[group]
                 self.gathers[stage, part, 0] = max(
-                    self.gathers[stage, part, 0], (tp - 1) * self.paths.step_s[path]
+                    self.gathers[stage, part, 0], (tp - 1) * self.paths.rings.step_s[path]
                 )
                 self.gathers[stage, part, 1] = max(
                     self.gathers[stage, part, 1],
-                    stages.layout.samples[group] * (tp - 1) / tp / self.paths.bytes_per_s[path],
+                    stages.layout.samples[group] * (tp - 1) / tp / self.paths.rings.bytes_per_s[path],
                 )
 
     @cfunc
@@ -1019,9 +992,9 @@ class Times:
                     stages.first_rank[stage] + (group - stages.first_group[stage]) * tp
                 )
         self.first_member[num_groups] = num_ranks
-        self.paths.at_once(layout.devices, self.first_member, num_groups, self.path)
+        self.paths.rings.at_once(layout.devices, self.first_member, num_groups, self.path)
         if self.paths is not self.plain_paths:
-            self.plain_paths.at_once(layout.devices, self.first_member, num_groups, self.plain_path)
+            self.plain_paths.rings.at_once(layout.devices, self.first_member, num_groups, self.plain_path)
             return
         for group in range(num_groups):
             self.plain_path[group] = self.path[group]
@@ -1104,15 +1077,14 @@ class Times:
             self._pass(number, stages.part_of[number])
             self._send(number, stages.part_of[number])
 
-    def _make_room(self) -> None:
-        stages = self.stages
-        if (
-            self.passes_s.shape[0] < stages.num_classes
-            or self.passes_s.shape[2] != stages.num_chunks
-        ):
-            self.passes_s = np.zeros((stages.num_classes, 4, stages.num_chunks))
-            self.sends_s = np.zeros((stages.num_classes, 2, max(stages.num_chunks - 1, 0)))
-            self.splits = np.zeros(stages.num_chunks, np.int64)
+    @cfunc
+    def _make_room(self) -> void:
+        classes, chunks = self.stages.num_classes, self.stages.num_chunks
+        if self.passes_s.shape[0] < classes or self.passes_s.shape[2] < chunks:
+            self.passes_s = np.zeros((classes, 4, chunks))
+            self.sends_s = np.zeros((classes, 2, chunks))
+        if self.splits.shape[0] < chunks:
+            self.splits = np.zeros(chunks, np.int64)
 
     @cfunc
     def _split(self, stage: longlong) -> void:
@@ -1194,19 +1166,18 @@ class Times:
         """Return the seconds of a layer in the only stage, in its slowest group."""
         stages = self.stages
         longest_s = 0.0
-        for i in range(stages.cell_first[stages.num_parts]):
-            row = stages.cell_rows[i]
-            if layer < self.splits[0]:
-                each_s = (
-                    self.layers.times_s[row, way, layer + 1] - self.layers.times_s[row, way, layer]
-                )
-            else:
-                row = self.layers.plain[row]
-                each_s = (
-                    self.layers.plain_s[row, way, layer + 1] - self.layers.plain_s[row, way, layer]
-                )
-            longest_s = max(longest_s, each_s)
+        for number in range(stages.num_classes):
+            part = stages.part_of[number]
+            for i in range(stages.cell_first[part], stages.cell_first[part + 1]):
+                longest_s = max(longest_s, self._layer_of_s(stages.cell_rows[i], layer, way))
         return longest_s
+
+    @cfunc
+    def _layer_of_s(self, row: longlong, layer: longlong, way: longlong) -> double:
+        times_s = self.layers.times_s
+        if layer >= self.splits[0]:
+            times_s, row = self.layers.plain_s, self.layers.plain[row]
+        return times_s[row, way, layer + 1] - times_s[row, way, layer]
 
 
 # ----------------------------------------------------------------------------------- step end
@@ -1290,6 +1261,10 @@ class StepEnd:
     tied_first: longlong  # layers that share a weight; -1 without one
     tied_last: longlong
     tied_parameters: double  # of all tp ranks together
+    gathers_s: double[::1]  # of each layer
+    scatters_s: double[::1]
+    last_held: double
+    last_experts: double
     tied_stages: longlong[::1]  # those that `tied_seconds` is for; -1 without
     tied_seconds: double
     members: longlong[::1]
@@ -1309,6 +1284,7 @@ class StepEnd:
         self.step_s = np.zeros(num_devices)
         self.tied_first, self.tied_last, self.tied_parameters = tied
         self.tied_stages = np.full(2, -1, np.int64)
+        self.gathers_s, self.scatters_s = np.zeros(1), np.zeros(1)
         self.members = np.zeros(2 * num_devices, np.int64)
         self.first_member = np.zeros(num_devices + 1, np.int64)
         self.numbers = np.zeros(num_devices, np.int64)
@@ -1365,7 +1341,7 @@ class StepEnd:
             self._add_rings(stage, width, sharing, within)
         self.first_member[self.num_rings] = self.num_members
         if self.num_members > self.num_rings:
-            self.paths.at_once(self.members, self.first_member, self.num_rings, numbers)
+            self.paths.rings.at_once(self.members, self.first_member, self.num_rings, numbers)
             return
         for ring in range(self.num_rings):
             numbers[ring] = 0
@@ -1635,7 +1611,7 @@ class StepEnd:
                 ]
                 pair += 1
         self.first_member[pair] = 2 * pair
-        self.paths.at_once(self.members, self.first_member, pair, self.numbers)
+        self.paths.rings.at_once(self.members, self.first_member, pair, self.numbers)
         for i in range(pair):
             if i == 0 or self.numbers[i] != self.numbers[i - 1]:
                 most_s = max(
@@ -1717,18 +1693,34 @@ class StepEnd:
         if self.stages.options.keeps[self.stages.layout.option[0]]:
             again = False
         taken = self.devices.taken[self.type[0]]
-        first_s = self._layer_gather_s(0)
-        later_s = self._layer_scatter_s(0)
+        self._fill_collectives(num_layers)
+        first_s, later_s = self.gathers_s[0], self.scatters_s[0]
         for layer in range(num_layers):
-            if layer + 1 < num_layers:
-                first_s += _left(self._layer_gather_s(layer + 1), times.layer_s(layer, 0), taken)
             beside_s = 0.0
             if layer > 0 and again:
-                beside_s += self._layer_gather_s(layer - 1)
+                beside_s += self.gathers_s[layer - 1]
             if layer + 1 < num_layers:
-                beside_s += self._layer_scatter_s(layer + 1)
+                first_s += _left(self.gathers_s[layer + 1], times.layer_s(layer, 0), taken)
+                beside_s += self.scatters_s[layer + 1]
             later_s += _left(beside_s, times.layer_s(layer, 1), taken)
         return first_s + later_s
+
+    @cfunc
+    def _fill_collectives(self, num_layers: longlong) -> void:
+        """Write the time to gather each layer and to reduce its gradients."""
+        if self.gathers_s.shape[0] < num_layers:
+            self.gathers_s, self.scatters_s = np.zeros(num_layers), np.zeros(num_layers)
+        for layer in range(num_layers):
+            held, experts = self._held_by(layer, False), 0.0
+            if self.spreads:
+                experts = self._held_by(layer, True)
+            if layer > 0 and held == self.last_held and experts == self.last_experts:
+                self.gathers_s[layer] = self.gathers_s[layer - 1]
+                self.scatters_s[layer] = self.scatters_s[layer - 1]
+                continue
+            self.last_held, self.last_experts = held, experts
+            self.gathers_s[layer] = self._layer_gather_s(held, experts)
+            self.scatters_s[layer] = self._layer_scatter_s(held, experts)
 
     @cfunc
     def _held_by(self, layer: longlong, of_experts: bint) -> double:
@@ -1747,29 +1739,23 @@ class StepEnd:
         return held
 
     @cfunc
-    def _layer_gather_s(self, layer: longlong) -> double:
+    def _layer_gather_s(self, held: double, experts: double) -> double:
         seconds = 0.0
-        held = self._held_by(layer, False)
         if self._zero(0) < (2 if self.costs.gathers_every_pass else 3):
             return 0.0
         if held > 0.0:
             seconds = self.shared.gather_s(0, held)
-        if self.spreads:
-            held = self._held_by(layer, True)
-            if held > 0.0:
-                seconds += self.experts.gather_s(0, held)
+        if experts > 0.0:
+            seconds += self.experts.gather_s(0, experts)
         return seconds
 
     @cfunc
-    def _layer_scatter_s(self, layer: longlong) -> double:
+    def _layer_scatter_s(self, held: double, experts: double) -> double:
         seconds = 0.0
-        held = self._held_by(layer, False)
         if held > 0.0:
             seconds = self.shared.reduce_s(0, held)
-        if self.spreads:
-            held = self._held_by(layer, True)
-            if held > 0.0:
-                seconds += self.experts.reduce_s(0, held)
+        if experts > 0.0:
+            seconds += self.experts.reduce_s(0, experts)
         return seconds
 
 
@@ -2072,6 +2058,9 @@ class Evaluator:
     ahead: object
     scheduled: longlong[::1]
     num_bound: longlong
+    by_size: bint  # whether the rate of a link depends on the size of a message
+    may_host: bint  # whether the host may start collectives as between nodes
+    cp: longlong
 
     # What the last call of `at` found
     slowest: longlong  # class of parts
@@ -2098,6 +2087,7 @@ class Evaluator:
         self.times.paths = self.messages.paths = self.step_end.paths = self.times.plain_paths
         self.times.links = 0
         self.num_bound = -1
+        self.by_size, self.may_host, self.cp = tables.by_size, tables.may_host, tables.cp
         self._bind()
 
     def _bind(self) -> None:
@@ -2126,9 +2116,9 @@ class Evaluator:
         """Price all of a layout that does not depend on its cuts."""
         self._bind_new()
         self.stages.read(layout, self.options)
-        if self.tables.by_size:
+        if self.by_size:
             self._choose_links()
-        self.times.hosted = self.tables.hosts(layout) if self.tables.may_host else 0
+        self.times.hosted = self.tables.hosts(layout) if self.may_host else 0
         self.times.find_rings()
         self._find_special()
         self.times.find_rows()
@@ -2152,7 +2142,7 @@ class Evaluator:
     def _find_special(self) -> void:
         """Find the paths of exchanges of experts and between ranks of a sequence."""
         stages = self.stages
-        is_special = self.tables.cp > 1
+        is_special = self.cp > 1
         for stage in range(stages.layout.pp):
             is_special = is_special or self.options.ep[stages.layout.option[stage]] > 1
         if is_special:
@@ -2214,8 +2204,9 @@ class Evaluator:
         return self._time_chunks(number, sends)
 
     def _time_chunks(self, number: longlong, sends: bint) -> double:
-        passes_s = np.asarray(self.times.passes_s)[number, :2, :, None]
-        sends_s = np.asarray(self.times.sends_s)[number, :, :, None]
+        chunks = self.stages.num_chunks
+        passes_s = np.asarray(self.times.passes_s)[number, :2, :chunks, None]
+        sends_s = np.asarray(self.times.sends_s)[number, :, : chunks - 1, None]
         layout = self.stages.layout
         return self.tables.time_chunks(
             passes_s,
@@ -2283,7 +2274,7 @@ class Evaluator:
     def breakdown(self) -> "list[float]":
         """Return the parts of `Breakdown` in its order: time one class with and without messages."""
         layout = self.stages.layout
-        passes_s = np.asarray(self.times.passes_s)[self.slowest, :3]
+        passes_s = np.asarray(self.times.passes_s)[self.slowest, :3, : self.stages.num_chunks]
         by_stage = passes_s.reshape(3, -1, layout.pp).sum(axis=1)
         totals = by_stage[0] + by_stage[1]
         stage = int(np.argmax(totals))
@@ -2332,6 +2323,7 @@ class Evaluator:
                     part, stages.part_of[number]
                 ):
                     of_part[part] = number
-        passes_s = np.asarray(self.times.passes_s)[of_part, :3].transpose(1, 2, 0)
-        sends_s = np.asarray(self.times.sends_s)[of_part].transpose(1, 2, 0)
+        chunks = stages.num_chunks
+        passes_s = np.asarray(self.times.passes_s)[of_part, :3, :chunks].transpose(1, 2, 0)
+        sends_s = np.asarray(self.times.sends_s)[of_part, :, : chunks - 1].transpose(1, 2, 0)
         return [np.ascontiguousarray(passes_s), np.ascontiguousarray(sends_s)]
