@@ -13,8 +13,8 @@ from goldens.drawn_strategies import Drawing
 from goldens.records import Group, differences, group_of, priced, read_groups, write_groups
 from goldens.search_plans import recorded_plans, searches
 
-NUM_DRAWN: Final = NUM_PLAIN + 4 * len(THEMES)
-"""Experiments that are drawn: 20 for each release of a runtime, 4 for each theme."""
+NUM_DRAWN: Final = NUM_PLAIN + 8 * len(THEMES)
+"""Experiments that are drawn: 18 for each release of a runtime, 8 for each theme."""
 PER_EXPERIMENT: Final = 4
 
 

@@ -486,17 +486,17 @@ THEMES: Final[tuple[tuple[str, Draw], ...]] = (
 )
 """Runtimes and options that few plain draws have."""
 
-NUM_PLAIN: Final = 360
-"""Seeds from here on have themes."""
-
-# --------------------------------------------------------------------------------- documents
-
 PROGRAMS: Final = tuple(
     (runtime, release)
     for runtime in RUNTIMES
     for release in (None, *tuple(RELEASES.get(runtime, {}))[1:])
 )
 """Runtimes with each of their releases; None is the newest."""
+
+NUM_PLAIN: Final = 18 * len(PROGRAMS)
+"""Seeds from here on have themes."""
+
+# --------------------------------------------------------------------------------- documents
 
 
 def drawn_values(rng: random.Random, runtime: str, release: str | None) -> Keys:
