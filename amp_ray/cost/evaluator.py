@@ -2054,9 +2054,7 @@ class Evaluator:
     layers: Layers
     options: Options
     clock: double[::1]
-    order: object
-    ahead: object
-    scheduled: longlong[::1]
+    without_special: longlong[:, ::1]  # zeros
     num_bound: longlong
     by_size: bint  # whether the rate of a link depends on the size of a message
     may_host: bint  # whether the host may start collectives as between nodes
@@ -2079,7 +2077,7 @@ class Evaluator:
         self.memory = Memory(tables, num_devices, self.stages, self.times)
         self.times.plain_paths = Paths(tables.rings, self.costs)
         self.clock = np.zeros(num_devices)
-        self.scheduled = np.zeros(3, np.int64)
+        self.without_special = np.zeros((3, num_devices), np.int64)
         self.times.messages = self.messages
         self.times.costs = self.messages.costs = self.step_end.costs = self.costs
         self.times.devices = self.messages.devices = tables.devices
@@ -2148,10 +2146,7 @@ class Evaluator:
         if is_special:
             self.times.special = self.tables.special_paths(stages.layout)
             return
-        for group in range(stages.first_group[stages.layout.pp]):
-            self.times.special[0, group] = 0
-            self.times.special[1, group] = 0
-            self.times.special[2, group] = 0
+        self.times.special = self.without_special
 
     @cfunc
     def _classify(self) -> void:
