@@ -7,7 +7,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class CompiledKernels(BuildHookInterface):
+class CompiledKernels(BuildHookInterface):  # type: ignore[misc] # no dependency of ours
     """Adds compiled kernels to a wheel; where they cannot be compiled, it stays plain Python."""
 
     PLUGIN_NAME = "custom"
@@ -15,7 +15,7 @@ class CompiledKernels(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile in place, which is where an editable installation looks for them."""
         sys.path.insert(0, self.root)
-        from amp_ray.compiled.build import CannotCompileError, build
+        from amp_ray.compiled.build import CannotCompileError, build  # noqa: PLC0415
 
         try:
             folder = build()

@@ -39,7 +39,7 @@ def kernel_sources() -> dict[str, Path]:
 
 
 def _kernel_files(folder: str, *, is_inside: bool) -> Iterator[str]:
-    """Yield the kernel files below a folder; ``is_inside`` tells whether it is named ``kernels``."""
+    """Yield the kernel files below a folder; ``is_inside``: its name is ``kernels``."""
     with scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
