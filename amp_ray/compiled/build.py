@@ -19,6 +19,7 @@ from typing import Final
 from amp_ray.compiled import BUILDS, PACKAGE, SHARED, SUFFIX, build_folder, digests, kernel_sources
 
 DIRECTIVES: Final[Mapping[str, object]] = {
+    "auto_pickle": False,
     "boundscheck": False,
     "cdivision": True,
     "infer_types": True,
