@@ -32,8 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def kernel_sources() -> dict[str, Path]:
     """Return the source file of every kernel module, by module name, in order of the names."""
-    found = map(Path, _kernel_files(str(PACKAGE), is_inside=False))
-    paths = [path for path in found if b"\nimport cython\n" in path.read_bytes()]
+    paths = [Path(path) for path in _kernel_files(str(PACKAGE), is_inside=False)]
     relative = [path.relative_to(PACKAGE.parent).with_suffix("") for path in paths]
     return dict(sorted(zip((".".join(path.parts) for path in relative), paths, strict=True)))
 

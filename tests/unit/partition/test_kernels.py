@@ -28,7 +28,7 @@ print(json.dumps(answers))
 def test_compiled_kernels_do_what_their_source_says(repository: Path) -> None:
     # Plain Python also checks every index, which compiled code does not.
     answers = []
-    for disabled in ("0", "1"):
+    for disabled in ("", "1"):
         variables = {**os.environ, "AMP_RAY_UNCOMPILED": disabled}
         answers.append(json.loads(python("-c", ANSWERS, env=variables, cwd=repository).stdout))
     assert len(answers[0]) > 50
