@@ -6,7 +6,7 @@ from typing import NamedTuple
 import cython
 import numpy as np
 
-from amp_ray.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 
 INF = cython.declare(cython.double, float("inf"))
 
@@ -213,13 +213,15 @@ def peak_with(
     return stages[stage, 7] + stages[stage, 0] * parameters + stages[stage, 8] * live
 
 
-def _needs_no_more(stages: FloatArray, limits: FloatArray) -> BoolArray:
-    """Return whether each stage needs no more memory than the one before it with its layers."""
-    needs = np.zeros(len(limits), np.bool_)
-    before = np.arange(len(limits) - 1)
-    later = before + 1
-    needs[1:] = (limits[later] >= limits[before]) & (stages[later] <= stages[before]).all(axis=1)
-    return needs
+@cython.cfunc
+def _needs_no_more(
+    stages: cython.const[cython.double][:, ::1], stage: cython.Py_ssize_t
+) -> cython.bint:
+    """Return whether a stage needs no more memory than the one before it with its layers."""
+    for column in range(stages.shape[1]):
+        if stages[stage, column] > stages[stage - 1, column]:
+            return False
+    return True
 
 
 def earliest_starts(
@@ -250,9 +252,8 @@ def earliest_starts(
         Shape ``(num_stages, num_layers + 1)``; the end itself where no stage fits.
     """
     starts = np.zeros((len(limits), layers.shape[1]), np.int64)
-    goes_on, most = _needs_no_more(stages, limits), np.zeros(layers.shape[1])
-    goes_on[1:2] &= not from_first
-    _fill_starts(layers, stages, tied, limits, goes_on, from_first, most, most > 0.0, starts)
+    most, at_once = np.zeros(layers.shape[1]), np.zeros(layers.shape[1], np.bool_)
+    _fill_starts(layers, stages, tied, limits, from_first, most, at_once, starts)
     return starts
 
 
@@ -262,7 +263,6 @@ def _fill_starts(
     stages: cython.const[cython.double][:, ::1],
     tied: cython.const[cython.double][::1],
     limits: cython.const[cython.double][::1],
-    goes_on: cython.const[cython.uchar][::1],
     from_first: cython.bint,
     most: cython.double[::1],
     at_once: cython.uchar[::1],
@@ -270,6 +270,7 @@ def _fill_starts(
 ) -> None:
     """Write `earliest_starts`; ``most`` and ``at_once`` are scratch of shape ``(L + 1,)``."""
     first: cython.longlong
+    goes_on: cython.bint
     live: cython.double
     start: cython.longlong
     temporary: cython.double
@@ -278,9 +279,11 @@ def _fill_starts(
     for stage in range(limits.shape[0]):
         if limits[stage] == INF:  # every stage fits; no later one goes on from here
             continue
+        goes_on = stage > (1 if from_first else 0) and limits[stage] >= limits[stage - 1]
+        goes_on = goes_on and _needs_no_more(stages, stage)
         for end in range(1, num_layers + 1):
             first, temporary = end, 0.0
-            if goes_on[stage] and at_once[end]:
+            if goes_on and at_once[end]:
                 first, temporary = starts[stage - 1, end], most[end]
             at_once[end] = first < end
             for start in range(first - 1, -1, -1):
@@ -337,11 +340,9 @@ def part_starts(
     """
     width = rows.plain.shape[1]
     starts = np.zeros((len(limits), width), np.int64)
-    goes_on = _needs_no_more(stages, limits) & _needs_no_more(part_stages, limits)
-    goes_on[1:2] &= not from_first
     at_once = np.zeros(width, np.bool_)
     both = np.concatenate([stages, part_stages])
-    _fill_parts(num_again, rows, both, tied, limits, goes_on, from_first, at_once, starts)
+    _fill_parts(num_again, rows, both, tied, limits, from_first, at_once, starts)
     return starts
 
 
@@ -352,7 +353,6 @@ def _fill_parts(
     stages: cython.const[cython.double][:, ::1],
     tied: cython.const[cython.double][::1],
     limits: cython.const[cython.double][::1],
-    goes_on: cython.const[cython.uchar][::1],
     from_first: cython.bint,
     at_once: cython.uchar[::1],
     starts: cython.longlong[:, ::1],
@@ -363,14 +363,18 @@ def _fill_parts(
     """
     temporary: cython.double
     first: cython.longlong
+    goes_on: cython.bint
     split: cython.longlong
     start: cython.longlong
     spared: cython.double
     state_bytes: cython.double
     num_layers, num_stages = rows.plain.shape[1] - 1, limits.shape[0]
     for stage in range(num_stages):
+        goes_on = stage > (1 if from_first else 0) and limits[stage] >= limits[stage - 1]
+        goes_on = goes_on and _needs_no_more(stages, stage)
+        goes_on = goes_on and _needs_no_more(stages, stage + num_stages)
         for end in range(1, num_layers + 1):
-            first = starts[stage - 1, end] if goes_on[stage] and at_once[end] else end
+            first = starts[stage - 1, end] if goes_on and at_once[end] else end
             at_once[end] = first < end
             for start in range(0 if from_first and stage == 0 else first - 1, -1, -1):
                 last = rows.block_counts[start] + num_again
