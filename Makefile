@@ -9,6 +9,8 @@ VENV := .venv
 # Run as modules: a console script remembers the folder that it was installed in.
 RUN := $(VENV)/bin/python -m
 CORE := $(VENV)/.core
+COMPILED := $(VENV)/.compiled
+KERNELS := $(shell find amp_ray -name kernels.py -o -path '*/kernels/*.py' -o -name '*.pxd' 2>/dev/null) $(wildcard amp_ray/compiled/*.py)
 DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 # The interpreter to make the environment with; by default the first that is fit for it.
@@ -52,7 +54,7 @@ endif
 INSTALL := $(RUN) pip install -qq --disable-pip-version-check -c constraints.txt -e
 
 .PHONY: venv
-venv: $(STAMP)  ## Create .venv and install everything that the tests need, with the tested versions
+venv: $(STAMP) $(COMPILED)  ## Create .venv and install everything that the tests need, with the tested versions
 
 # What planning needs, and no more: seconds, and no torch.
 $(CORE): pyproject.toml constraints.txt
@@ -85,35 +87,46 @@ $(STAMP): $(CORE)
 	@$(INSTALL) '.[$(EXTRAS)]'
 	@echo '$(CURDIR) $(EXTRAS)' > $@
 
+# Kernels are compiled when the package is installed, and again when their sources change.
+$(COMPILED): $(CORE) $(KERNELS)
+	@$(RUN) amp_ray.compiled || true
+	@touch $@
+
 # --------------------------------------------------------------------------------------- use
 
 .PHONY: demo
-demo: $(DEMO)  ## Plan, run real DeepSpeed trials on this machine's CPU, recalibrate; about three minutes
+demo: $(DEMO) $(COMPILED)  ## Plan, run real DeepSpeed trials on this machine's CPU, recalibrate; about three minutes
 	@rm -rf $(VENV)/demo-study
 	$(VENV)/bin/python experiments/demo.py --full --study $(VENV)/demo-study
 
 .PHONY: plan
-plan: $(CORE)  ## Plan an experiment of the AMP paper and print the ranking
+plan: $(COMPILED)  ## Plan an experiment of the AMP paper and print the ranking
 	$(VENV)/bin/amp-ray plan experiments/homogeneous.yaml
 
 .PHONY: bench
-bench: $(CORE)  ## Print the table of speed and memory
+bench: $(COMPILED)  ## Print the table of speed and memory
 	$(VENV)/bin/python tests/benchmarks/run.py
 
 .PHONY: closed-loop
-closed-loop: $(DEMO)  ## Profile this machine, plan from that, run the best five: predicted against measured
+closed-loop: $(DEMO) $(COMPILED)  ## Profile this machine, plan from that, run the best five: predicted against measured
 	$(VENV)/bin/python experiments/profile_to_trials.py
 
 .PHONY: one-gpu
-one-gpu: $(DEMO)  ## Measure on one CUDA device for eight minutes what can be predicted of it; 3 without a device
+one-gpu: $(DEMO) $(COMPILED)  ## Measure on one CUDA device for eight minutes what can be predicted of it; 3 without a device
 	$(VENV)/bin/python experiments/one_gpu.py
 
+.PHONY: dist
+dist: $(CORE)  ## Build a wheel for this Python, which needs no compiler where it is installed: dist/
+	@rm -rf dist
+	@$(RUN) pip wheel -qq --disable-pip-version-check --no-deps -w dist .
+	@ls dist
+
 .PHONY: reference
-reference: $(CORE)  ## Write the parts of the documents that are made from the code into their pages
+reference: $(COMPILED)  ## Write the parts of the documents that are made from the code into their pages
 	@$(VENV)/bin/python docs/reference.py
 
 .PHONY: screens
-screens: $(CORE)  ## Run the commands of the tutorials, and write their outputs into the pages
+screens: $(COMPILED)  ## Run the commands of the tutorials, and write their outputs into the pages
 	@$(VENV)/bin/python docs/screens.py
 
 .PHONY: docs
@@ -122,7 +135,7 @@ docs: venv  ## Build the documents as a site that opens from disk: site/index.ht
 	@echo site/index.html
 
 .PHONY: picture
-picture: $(CORE)  ## Make the README's picture anew: the report of a plan, as Chromium shows it
+picture: $(COMPILED)  ## Make the README's picture anew: the report of a plan, as Chromium shows it
 	@rm -f $(VENV)/llama.yaml
 	@$(VENV)/bin/amp-ray init -o $(VENV)/llama.yaml --model llama-3-8b --cluster dgx-h100 --nodes 4 --batch 512 --runtime megatron-core
 	@$(VENV)/bin/amp-ray report $(VENV)/llama.yaml -o $(VENV)/report.html
@@ -130,17 +143,10 @@ picture: $(CORE)  ## Make the README's picture anew: the report of a plan, as Ch
 	  --screenshot=docs/assets/report.png file://$(CURDIR)/$(VENV)/report.html 2>/dev/null; ls -l docs/assets/report.png
 
 .PHONY: accuracy
-accuracy: $(CORE)  ## Print the cost model's error on the published measurements
+accuracy: $(COMPILED)  ## Print the cost model's error on the published measurements
 	$(VENV)/bin/python experiments/accuracy.py
 
 # ------------------------------------------------------------------------------------ checks
-
-# Commands that compile all kernels of a fresh clone, which else each process of the suites would do.
-KERNELS := "plan gpt2.yaml" "plan metis.yaml --set search.space=heterogeneous" "plan aceso.yaml" \
-  "plan torch.yaml --set search.token_slices=true" "slices --table slices-uneven.json"
-.PHONY: kernels
-kernels: venv
-	@cd tests/net/files; for words in $(KERNELS); do $(CURDIR)/$(RUN) amp_ray $$words; done > /dev/null 2>&1 || true
 
 .PHONY: test
 test: venv  ## Run every check and every test, to the end whatever fails
@@ -153,11 +159,11 @@ test: venv  ## Run every check and every test, to the end whatever fails
 	echo "== all passed =="
 
 .PHONY: $(SUITES:%=test-%)
-test-unit: kernels
+test-unit: venv
 	@echo "== pytest: unit, property, golden, contract, doctests =="
 	@$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%) $(NOTE)
 
-$(SEPARATE:%=test-%): test-%: kernels
+$(SEPARATE:%=test-%): test-%: venv
 	@echo "== pytest: $* =="
 	@$(PYTEST) $(BY_FILE) tests/$* || [ $$? -eq 5 ] $(NOTE)
 
@@ -166,7 +172,7 @@ fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minute
 	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(wildcard tests/property/test_hostile_*.py)
 
 .PHONY: net
-net: $(CORE)  ## Compare the answers to many commands with the recorded ones; RECORD=yes records, ONLY='plan/*' some
+net: $(COMPILED)  ## Compare the answers to many commands with the recorded ones; RECORD=yes records, ONLY='plan/*' some
 	@OPENBLAS_CORETYPE=Haswell PYTHONPATH=tests/lib $(RUN) net $(if $(RECORD),--record) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: goldens
@@ -178,11 +184,11 @@ plans: $(CORE)  ## Compare plans of searches with the recorded ones: time and CP
 	@$(VENV)/bin/python tests/benchmarks/compare_plans.py $(if $(RECORD),--record) $(if $(ONLY),'$(ONLY)')
 
 .PHONY: paired
-paired: $(CORE)  ## Compare the CPU time of commands with that in another checkout, OLD=path
+paired: $(COMPILED)  ## Compare the CPU time of commands with that in another checkout, OLD=path
 	@$(VENV)/bin/python tests/benchmarks/paired.py $(OLD)
 
 .PHONY: house
-house: $(CORE)  ## Print how large and how entangled the package is
+house: $(COMPILED)  ## Print how large and how entangled the package is
 	@$(VENV)/bin/python tests/lib/support/house.py
 
 # `make soak N=200` is two hundred faults, `make scale N=256` as many hosts. They need what test hosts need.
@@ -208,7 +214,7 @@ mutants: venv  ## Change one line at a time, as root, and see whether a test fai
 
 # PARSERS names the interpreter of an environment with the programs: megatron-core, torchtitan.
 .PHONY: check-exports
-check-exports: $(CORE)  ## Run exports of all presets through the parsers of installed programs
+check-exports: $(COMPILED)  ## Run exports of all presets through the parsers of installed programs
 	@PYTHONPATH=tests/lib $(VENV)/bin/python tests/check_exports.py \
 	  $(if $(PARSERS),--python $(PARSERS))
 
@@ -246,5 +252,5 @@ coverage: venv  ## Measure branch coverage (htmlcov/index.html shows the lines)
 
 .PHONY: clean
 clean:  ## Remove .venv, caches and reports
-	rm -rf $(VENV) .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache htmlcov dist site
+	rm -rf $(VENV) .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache htmlcov dist site amp_ray/compiled/built
 	find $(filter %/,$(CHECKED)) -name __pycache__ -type d -prune -exec rm -rf {} +

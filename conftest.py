@@ -55,6 +55,10 @@ collect_ignore = [
 ]
 
 
+# Compiled; under pytest's import of files they would take the place of what is compiled.
+collect_ignore_glob = ["*/kernels.py", "*/kernels/*.py"]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Heed signals, also where the tests run in a background that ignores them, as by ``nohup``.
 

@@ -7,6 +7,8 @@ when they are first used, so that importing the package takes no time.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from amp_ray import compiled
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -74,6 +76,9 @@ else:
         module = import_module(f"amp_ray.api.{_APART.get(name, 'functions')}")
         value = globals()[name] = getattr(module, name)
         return value
+
+
+compiled.install()
 
 
 def __dir__() -> list[str]:

@@ -13,19 +13,14 @@ import os  # noqa: E402
 _BAD_INPUT = 2
 _INTERRUPTED = 130  # as in `amp_ray.cli.exits`, whose import would be the first to be interrupted
 
-_BESIDE = "amp_ray.partition.kernels"  # about half of what a first plan compiles
 
-
-class _Compiling(logging.Handler):
-    """Says what a first run waits for, and uses a second processor meanwhile."""
+class _Uncompiled(logging.Handler):
+    """Says that the inner loops run as plain Python."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Act on the message that a kernel is about to be compiled."""
-        from amp_ray.jit import compile_beside  # noqa: PLC0415
-
-        if sys.stderr is not None and sys.stderr.isatty():
+        """Write the message as one line."""
+        if sys.stderr is not None:
             sys.stderr.write(f"amp-ray: {record.getMessage()}\n")
-        compile_beside(_BESIDE)
 
 
 def main() -> None:
@@ -35,10 +30,9 @@ def main() -> None:
         # short command's time.
         gc.disable()
         # A command's imports take most of a second, and Ctrl-C may come meanwhile.
-        compiling = logging.getLogger("amp_ray.compiling")
-        compiling.setLevel(logging.INFO)
-        compiling.propagate = False
-        compiling.addHandler(_Compiling())
+        compiled = logging.getLogger("amp_ray.compiled")
+        compiled.propagate = False
+        compiled.addHandler(_Uncompiled())
         _check_folder()
         from amp_ray.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:

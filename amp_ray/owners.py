@@ -5,15 +5,14 @@ import os
 import pwd
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 _MOST_LINKS: Final = 40  # on the way to a path, as many as the kernel follows
 
 
-def why_untrusted(path: Path, files: str | None = None) -> str | None:
+def why_untrusted(path: Path) -> str | None:
     """Say which users other than this one and root could change or replace a folder.
 
     The check covers every existing folder and link on the way. A folder that others may write to
@@ -21,16 +20,12 @@ def why_untrusted(path: Path, files: str | None = None) -> str | None:
 
     Args:
         path: The folder.
-        files: Pattern of names; files in the folder that match are checked too.
 
     Returns:
         The reason with advice; None if no other user could.
     """
-    places: Iterable[tuple[Path, os.stat_result, bool]] = _way(path)
-    if files is not None:
-        places = chain(places, ((file, file.lstat(), True) for file in path.glob(files)))
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
-    for place, status, is_end in places:
+    for place, status, is_end in _way(path):
         if status.st_uid not in trusted:
             return f"{place} belongs to another user ({_name(status.st_uid)})"
         is_sticky = bool(status.st_mode & stat.S_ISVTX)

@@ -1,25 +1,22 @@
-"""Compiled loops of the cost model: arrays in, numbers out.
+"""Compiled loops of the cost model: arrays in, numbers out."""
 
-Arrays that they write are made by Python, because numba takes long to compile what makes them.
-"""
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from typing import Any, NamedTuple
-
+import cython
 import numpy as np
 
-from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept
+from amp_ray.arrays import FloatArray, IntArray
 
-# Without new arrays, references to arrays need not be counted, which takes time to compile.
-COUNTLESS: dict[str, Any] = {"_nrt": False}
+INF = cython.declare(cython.double, float("inf"))
 
 
 def time_1f1b(
     passes_s: FloatArray,
     sends_s: FloatArray,
-    num_micro_batches: int,
-    blocking: bool,  # noqa: FBT001 - kernels take arguments by position
-    duplex: bool,  # noqa: FBT001
+    num_micro_batches: cython.longlong,
+    blocking: cython.bint,
+    duplex: cython.bint,
 ) -> float:
     """Time one iteration of 1F1B.
 
@@ -40,19 +37,24 @@ def time_1f1b(
         Seconds until the last backward pass ends.
     """
     clock = np.zeros(passes_s.shape[1])
-    return float(_run_1f1b(passes_s, sends_s, num_micro_batches, blocking, duplex, clock))
+    seconds: float = _run_1f1b(passes_s, sends_s, num_micro_batches, blocking, duplex, clock)
+    return seconds
 
 
-@kept("f8(f8[:,::1],f8[:,::1],i8,b1,b1,f8[::1])", **COUNTLESS)
+@cython.cfunc
 def _run_1f1b(
-    passes_s: FloatArray,
-    sends_s: FloatArray,
-    num_micro_batches: int,
-    blocking: bool,  # noqa: FBT001
-    duplex: bool,  # noqa: FBT001
-    clock: FloatArray,
-) -> float:
-    pp = clock.size
+    passes_s: cython.const[cython.double][:, ::1],
+    sends_s: cython.const[cython.double][:, ::1],
+    num_micro_batches: cython.longlong,
+    blocking: cython.bint,
+    duplex: cython.bint,
+    clock: cython.double[::1],
+) -> cython.double:
+    j: cython.longlong
+    exchange_s: cython.double
+    goes: cython.bint
+    returns: cython.bint
+    pp = clock.shape[0]
     last_turn = num_micro_batches + pp - 2
     for step in range(2 * last_turn + pp + 1):
         for j in range(max(step % 2, step - 2 * last_turn), min(pp, step) + 1, 2):
@@ -74,7 +76,7 @@ def _run_1f1b(
                 clock[j - 1] += passes_s[1, j - 1]
             if j < pp and goes:
                 clock[j] += passes_s[0, j]
-    return float(clock[0])
+    return clock[0]
 
 
 def time_chunks(
@@ -82,8 +84,8 @@ def time_chunks(
     sends_s: FloatArray,
     order: IntArray,
     ahead: IntArray,
-    blocking: bool,  # noqa: FBT001 - kernels take arguments by position
-    duplex: bool,  # noqa: FBT001
+    blocking: cython.bint,
+    duplex: cython.bint,
 ) -> float:
     """Time chunks or token slices: stage ``j`` has chunks ``j``, ``j + pp``, ... of the model.
 
@@ -103,30 +105,39 @@ def time_chunks(
     pp, num_chunks, total = len(ahead), passes_s.shape[1], order.shape[1]
     arrived = np.full((2, num_chunks, total * pp // num_chunks), -1.0)
     arrived[0, 0] = 0.0
-    scratch = np.zeros((2, pp)), np.zeros((2, pp), np.int64), arrived
-    return float(_run_chunks(passes_s, sends_s, order, ahead, (blocking, duplex), *scratch))
+    clocks, counts = np.zeros((2, pp)), np.zeros((2, pp), np.int64)
+    seconds: float = _run_chunks(
+        passes_s, sends_s, order, ahead, blocking, duplex, clocks, counts, arrived
+    )
+    return seconds
 
 
-@kept(**COUNTLESS)  # compiled when first called: many runtimes never do
+@cython.cfunc
 def _run_chunks(
-    passes_s: FloatArray,
-    sends_s: FloatArray,
-    order: IntArray,
-    ahead: IntArray,
-    modes: tuple[bool, bool],
-    clocks: FloatArray,
-    counts: IntArray,
-    arrived: FloatArray,
-) -> float:
+    passes_s: cython.const[cython.double][:, :, ::1],
+    sends_s: cython.const[cython.double][:, :, ::1],
+    order: cython.const[cython.longlong][:, ::1],
+    ahead: cython.const[cython.longlong][::1],
+    blocking: cython.bint,
+    duplex: cython.bint,
+    clocks: cython.double[:, ::1],
+    counts: cython.longlong[:, ::1],
+    arrived: cython.double[:, :, ::1],
+) -> cython.double:
     """Run `time_chunks`.
 
-    ``modes`` are its ``blocking`` and ``duplex``. ``clocks``, shape ``(2, pp)``, has the time of
+    ``clocks``, shape ``(2, pp)``, has the time of
     each stage and the seconds of a message that waits; ``counts``, shape ``(2, pp)``, the forward
     and backward passes of each stage so far: both begin as zeros. ``arrived``, shape ``(2,
     num_chunks, num_units)``, tells when a pass may start; below 0 if unknown.
     """
-    pp, last, total, slices = len(ahead), passes_s.shape[1] - 1, order.shape[1], passes_s.shape[2]
-    (blocking, duplex), end_s = modes, 0.0
+    end_s: cython.double = 0.0
+    goes_back: cython.bint
+    now_s: cython.double
+    num_forward: cython.longlong
+    num_backward: cython.longlong
+    pp, last = ahead.shape[0], passes_s.shape[1] - 1
+    total, slices = order.shape[1], passes_s.shape[2]
     clock, pending, forward, backward = clocks[0], clocks[1], counts[0], counts[1]
     num_left = 2 * total * pp
     while num_left > 0:
@@ -135,7 +146,7 @@ def _run_chunks(
             num_forward, num_backward, now_s = forward[j], backward[j], clock[j]
             while num_backward < total:
                 goes_back = num_forward == total or num_forward - num_backward > ahead[j]
-                way, index = (1, num_backward) if goes_back else (0, num_forward)
+                way, index = (1 if goes_back else 0), (num_backward if goes_back else num_forward)
                 chunk, unit = j + pp * order[way, index], order[2 + way, index]
                 ready_s, piece = arrived[way, chunk, unit], unit % slices
                 if ready_s < 0.0:
@@ -157,52 +168,60 @@ def _run_chunks(
                     now_s += sends
             num_left -= num_forward + num_backward - forward[j] - backward[j]
             forward[j], backward[j], clock[j] = num_forward, num_backward, now_s
-            end_s = max(end_s, now_s)  # `clock.max()` takes two thirds of a second to compile
+            end_s = max(end_s, now_s)
         assert num_left < before, "stages wait for each other in a circle"
     return end_s
 
 
-@kept("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)", **COUNTLESS)
+@cython.ccall
 def peak_with(
-    layers: FloatArray,
-    stage: FloatArray,
-    tied: FloatArray,
-    ends: tuple[int, int],
-    kept_each: float,
-    temporary: float,
-) -> float:
+    layers: cython.const[cython.double][:, ::1],
+    stages: cython.const[cython.double][:, ::1],
+    stage: cython.Py_ssize_t,
+    tied: cython.const[cython.double][::1],
+    ends: tuple[cython.longlong, cython.longlong],
+    kept_each: cython.double,
+    temporary: cython.double,
+) -> cython.double:
     """Return the peak bytes of a stage, given its kept and largest temporary bytes.
 
     Args:
         layers: Shape ``(4, num_layers + 1)``. Prefix sums of parameters and of bytes kept per
             micro-batch in flight; temporary bytes of each layer; bytes that cross each boundary.
             The kept and temporary bytes in them are ignored here.
-        stage: Shape ``(9,)``. State bytes per parameter; micro-batches in flight; buffers for the
-            input and the output; bytes per bucket element; largest bucket; bytes per parameter in
-            the optimizer step; constant bytes; allocator factor.
+        stages: Shape ``(num_stages, 9)``. State bytes per parameter; micro-batches in flight;
+            buffers for the input and the output; bytes per bucket element; largest bucket; bytes
+            per parameter in the optimizer step; constant bytes; allocator factor.
+        stage: Row of the stage.
         tied: Shape ``(3,)``. Positions of the two layers that share a weight (or -1), and its
             parameters on this rank.
         ends: First layer of the stage, and the layer after its last.
         kept_each: Bytes kept per micro-batch in flight.
         temporary: Bytes of the largest temporary.
     """
+    live: cython.double
+    parameters: cython.double
     start, end = ends
     parameters = layers[0, end] - layers[0, start]
     if start <= tied[0] and tied[1] < end and tied[0] >= 0:
         parameters -= tied[2]
-    kept = stage[1] * kept_each
-    buffers = stage[2] * layers[3, start] + stage[3] * layers[3, end]
-    bucket = stage[4] * min(parameters, stage[5])
+    kept = stages[stage, 1] * kept_each
+    buffers = stages[stage, 2] * layers[3, start] + stages[stage, 3] * layers[3, end]
+    bucket = stages[stage, 4] * min(parameters, stages[stage, 5])
     # No activations are left in the optimizer step.
-    live = max(kept + buffers + temporary + bucket, stage[6] * parameters)
-    return float(stage[7] + stage[0] * parameters + stage[8] * live)
+    live = max(kept + buffers + temporary + bucket, stages[stage, 6] * parameters)
+    return stages[stage, 7] + stages[stage, 0] * parameters + stages[stage, 8] * live
 
 
-def _needs_no_more(stages: FloatArray, limits: FloatArray) -> BoolArray:
-    """Return whether each stage needs no more memory than the one before it with its layers."""
-    needs = np.zeros(len(limits), np.bool_)
-    needs[1:] = (limits[1:] >= limits[:-1]) & (stages[1:] <= stages[:-1]).all(axis=1)
-    return needs
+@cython.cfunc
+def _needs_no_more(
+    stages: cython.const[cython.double][:, ::1], stage: cython.Py_ssize_t
+) -> cython.bint:
+    """Return whether a stage needs no more memory than the one before it with its layers."""
+    for column in range(stages.shape[1]):
+        if stages[stage, column] > stages[stage - 1, column]:
+            return False
+    return True
 
 
 def earliest_starts(
@@ -211,7 +230,7 @@ def earliest_starts(
     tied: FloatArray,
     limits: FloatArray,
     *,
-    from_first: bool = False,
+    from_first: cython.bint = False,
 ) -> IntArray:
     """Return the earliest start from which a stage with this end fits.
 
@@ -233,32 +252,38 @@ def earliest_starts(
         Shape ``(num_stages, num_layers + 1)``; the end itself where no stage fits.
     """
     starts = np.zeros((len(limits), layers.shape[1]), np.int64)
-    goes_on, most = _needs_no_more(stages, limits), np.zeros(layers.shape[1])
-    goes_on[1:2] &= not from_first
-    _fill_starts(layers, stages, tied, limits, goes_on, from_first, most, most > 0.0, starts)
+    most, at_once = np.zeros(layers.shape[1]), np.zeros(layers.shape[1], np.bool_)
+    _fill_starts(layers, stages, tied, limits, from_first, most, at_once, starts)
     return starts
 
 
-@kept("(f8[:,::1],f8[:,::1],f8[::1],f8[::1],b1[::1],b1,f8[::1],b1[::1],i8[:,::1])", **COUNTLESS)
+@cython.cfunc
 def _fill_starts(
-    layers: FloatArray,
-    stages: FloatArray,
-    tied: FloatArray,
-    limits: FloatArray,
-    goes_on: BoolArray,
-    from_first: bool,  # noqa: FBT001 - kernels take arguments by position
-    most: FloatArray,
-    at_once: BoolArray,
-    starts: IntArray,
+    layers: cython.const[cython.double][:, ::1],
+    stages: cython.const[cython.double][:, ::1],
+    tied: cython.const[cython.double][::1],
+    limits: cython.const[cython.double][::1],
+    from_first: cython.bint,
+    most: cython.double[::1],
+    at_once: cython.uchar[::1],
+    starts: cython.longlong[:, ::1],
 ) -> None:
     """Write `earliest_starts`; ``most`` and ``at_once`` are scratch of shape ``(L + 1,)``."""
+    first: cython.longlong
+    goes_on: cython.bint
+    live: cython.double
+    start: cython.longlong
+    temporary: cython.double
+    temporary_each: cython.double
     num_layers = layers.shape[1] - 1
-    for stage in range(len(limits)):
-        if limits[stage] == np.inf:  # every stage fits; no later one goes on from here
+    for stage in range(limits.shape[0]):
+        if limits[stage] == INF:  # every stage fits; no later one goes on from here
             continue
+        goes_on = stage > (1 if from_first else 0) and limits[stage] >= limits[stage - 1]
+        goes_on = goes_on and _needs_no_more(stages, stage)
         for end in range(1, num_layers + 1):
             first, temporary = end, 0.0
-            if goes_on[stage] and at_once[end]:
+            if goes_on and at_once[end]:
                 first, temporary = starts[stage - 1, end], most[end]
             at_once[end] = first < end
             for start in range(first - 1, -1, -1):
@@ -267,7 +292,7 @@ def _fill_starts(
                     temporary = live
                     continue
                 kept_each = layers[1, end] - layers[1, start]
-                peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, live)
+                peak = peak_with(layers, stages, stage, tied, (start, end), kept_each, live)
                 buffers = stages[stage, 8] * stages[stage, 2] * layers[3, start]
                 temporary_each = stages[stage, 8] * max(stages[stage, 4], stages[stage, 6])
                 spared = buffers + (stages[stage, 0] + temporary_each) * max(tied[2], 0.0)
@@ -280,75 +305,89 @@ def _fill_starts(
             starts[stage, end], most[end] = first, temporary
 
 
-class PartRows(NamedTuple):
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class PartRows:
     """Memory of layers if a stage recomputes only its first blocks, for `part_starts`."""
 
-    layers: FloatArray  # as in `peak_with`, recomputed
-    plain: FloatArray  # the same, not recomputed
+    layers: cython.const[cython.double][:, ::1]  # as in `peak_with`, recomputed
+    plain: cython.const[cython.double][:, ::1]  # the same, not recomputed
     # Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers from one boundary
     # to another, recomputed.
-    layers_most: FloatArray
-    plain_most: FloatArray  # the same, not recomputed
-    block_counts: IntArray  # shape ``(num_layers + 1,)``. Blocks before each boundary.
+    layers_most: cython.const[cython.double][:, ::1]
+    plain_most: cython.const[cython.double][:, ::1]  # the same, not recomputed
+    block_counts: cython.const[cython.longlong][
+        ::1
+    ]  # shape ``(num_layers + 1,)``. Blocks before each boundary.
     # Shape ``(num_blocks + 1,)``. By number of blocks, the first boundary that has them before it.
-    first_with: IntArray
+    first_with: cython.const[cython.longlong][::1]
 
 
 def part_starts(
-    num_again: int,
+    num_again: cython.longlong,
     rows: PartRows,
     stages: FloatArray,
     part_stages: FloatArray,
     tied: FloatArray,
     limits: FloatArray,
     *,
-    from_first: bool = False,
+    from_first: cython.bint = False,
 ) -> IntArray:
     """Return `earliest_starts` for stages that recompute only their first blocks.
 
     A stage with fewer than ``num_again`` blocks recomputes all. ``stages`` are those that recompute
     all their blocks, ``part_stages`` those that recompute only some.
     """
-    starts = np.zeros((len(limits), rows.plain.shape[1]), np.int64)
-    goes_on = _needs_no_more(stages, limits) & _needs_no_more(part_stages, limits)
-    goes_on[1:2] &= not from_first
-    at_once, both = np.zeros(rows.plain.shape[1], np.bool_), (stages, part_stages)
-    _fill_parts(num_again, rows, both, tied, limits, goes_on, from_first, at_once, starts)
+    width = rows.plain.shape[1]
+    starts = np.zeros((len(limits), width), np.int64)
+    at_once = np.zeros(width, np.bool_)
+    both = np.concatenate([stages, part_stages])
+    _fill_parts(num_again, rows, both, tied, limits, from_first, at_once, starts)
     return starts
 
 
-@kept(**COUNTLESS)  # compiled when first called
+@cython.cfunc
 def _fill_parts(
-    num_again: int,
+    num_again: cython.longlong,
     rows: PartRows,
-    all_stages: tuple[FloatArray, FloatArray],
-    tied: FloatArray,
-    limits: FloatArray,
-    goes_on: BoolArray,
-    from_first: bool,  # noqa: FBT001 - kernels take arguments by position
-    at_once: BoolArray,
-    starts: IntArray,
+    stages: cython.const[cython.double][:, ::1],
+    tied: cython.const[cython.double][::1],
+    limits: cython.const[cython.double][::1],
+    from_first: cython.bint,
+    at_once: cython.uchar[::1],
+    starts: cython.longlong[:, ::1],
 ) -> None:
-    """Write `part_starts`; ``at_once`` is scratch of shape ``(num_layers + 1,)``."""
-    num_layers = rows.plain.shape[1] - 1
-    kept, kept_plain = rows.layers[1], rows.plain[1]
-    stages, part_stages = all_stages
-    for stage in range(len(limits)):
+    """Write `part_starts`; ``at_once`` is scratch of shape ``(num_layers + 1,)``.
+
+    The first half of ``stages`` are those that recompute all their blocks.
+    """
+    temporary: cython.double
+    first: cython.longlong
+    goes_on: cython.bint
+    split: cython.longlong
+    start: cython.longlong
+    spared: cython.double
+    state_bytes: cython.double
+    num_layers, num_stages = rows.plain.shape[1] - 1, limits.shape[0]
+    for stage in range(num_stages):
+        goes_on = stage > (1 if from_first else 0) and limits[stage] >= limits[stage - 1]
+        goes_on = goes_on and _needs_no_more(stages, stage)
+        goes_on = goes_on and _needs_no_more(stages, stage + num_stages)
         for end in range(1, num_layers + 1):
-            first = starts[stage - 1, end] if goes_on[stage] and at_once[end] else end
+            first = starts[stage - 1, end] if goes_on and at_once[end] else end
             at_once[end] = first < end
             for start in range(0 if from_first and stage == 0 else first - 1, -1, -1):
-                columns, split = stages[stage], end
                 last = rows.block_counts[start] + num_again
-                if rows.block_counts[end] > last:
-                    columns, split = part_stages[stage], rows.first_with[last]
-                kept_each = kept[split] - kept[start] + kept_plain[end] - kept_plain[split]
+                all_again = rows.block_counts[end] <= last
+                split = end if all_again else rows.first_with[last]
+                kept_each = rows.layers[1, split] - rows.layers[1, start]
+                kept_each = kept_each + rows.plain[1, end] - rows.plain[1, split]
                 temporary = max(rows.layers_most[start, split], rows.plain_most[split, end])
-                peak = peak_with(rows.plain, columns, tied, (start, end), kept_each, temporary)
-                state_bytes = columns[0] + columns[8] * max(columns[4], columns[6])
-                spared = (
-                    state_bytes * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
-                )
+                row = stage if all_again else stage + num_stages
+                peak = peak_with(rows.plain, stages, row, tied, (start, end), kept_each, temporary)
+                state_bytes = stages[row, 0] + stages[row, 8] * max(stages[row, 4], stages[row, 6])
+                spared = state_bytes * max(tied[2], 0.0)
+                spared += stages[row, 8] * stages[row, 2] * rows.plain[3, start]
                 if peak <= limits[stage]:
                     at_once[end] |= start == end - 1
                     first = start
@@ -357,21 +396,26 @@ def _fill_parts(
             starts[stage, end] = first
 
 
-class LikeBlocks(NamedTuple):
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class LikeBlocks:
     """Least memory of each of several equal blocks of a chain."""
 
-    kept_again: float  # bytes kept per micro-batch in flight, if the block is recomputed
-    kept: float  # the same if it is not
-    parameters: float
-    temporary: float  # bytes that live while it runs
-    temporary_again: float  # the same in a stage that recomputes blocks
-    crossing: float  # bytes that cross a boundary between stages, if there are several
-    num_others: int  # most other blocks that a stage can have
-    keeps_ends_once: bool  # whether micro-batches in flight keep no boundaries in addition
+    kept_again: cython.double  # bytes kept per micro-batch in flight, if the block is recomputed
+    kept: cython.double  # the same if it is not
+    parameters: cython.double
+    temporary: cython.double  # bytes that live while it runs
+    temporary_again: cython.double  # the same in a stage that recomputes blocks
+    crossing: cython.double  # bytes that cross a boundary between stages, if there are several
+    num_others: cython.longlong  # most other blocks that a stage can have
+    keeps_ends_once: cython.bint  # whether micro-batches in flight keep no boundaries in addition
 
 
 def most_like_blocks(
-    stages: FloatArray, block: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
+    stages: FloatArray,
+    block: LikeBlocks,
+    limit: cython.double,
+    numbers: tuple[cython.longlong, cython.longlong, cython.longlong, cython.longlong],
 ) -> IntArray:
     """Return the largest number of equal blocks that fit each stage, whatever its other layers.
 
@@ -388,26 +432,35 @@ def most_like_blocks(
     return most
 
 
-@kept(**COUNTLESS)  # compiled when first called
+@cython.cfunc
 def _fill_most(
-    stages: FloatArray,
+    stages: cython.const[cython.double][:, ::1],
     block: LikeBlocks,
-    limit: float,
-    numbers: tuple[int, int, int, int],
-    most: IntArray,
+    limit: cython.double,
+    numbers: tuple[cython.longlong, cython.longlong, cython.longlong, cython.longlong],
+    most: cython.longlong[::1],
 ) -> None:
     """Write `most_like_blocks`, where anything fits."""
     num_blocks, num_again, chunks, batches = numbers
-    pp = len(stages)
+    again: cython.longlong
+    bucket: cython.double
+    buffers: cython.double
+    ended: cython.double
+    held: cython.double
+    leaving: cython.double
+    least: cython.double
+    live: cython.double
+    of_last: cython.longlong
+    spared: cython.double
+    pp = stages.shape[0]
     for stage in range(pp):
-        columns = stages[stage]
-        flying = columns[1]
+        flying = stages[stage, 1]
         whole, ended = chunks * flying, max(0.0, chunks * (pp - flying))
         if chunks == 1:
-            leaving = min(columns[3], flying) * (stage < pp - 1)
-            buffers = columns[2] * (stage > 0) + leaving
+            leaving = min(stages[stage, 3], flying) * (stage < pp - 1)
+            buffers = stages[stage, 2] * (stage > 0) + leaving
         elif block.keeps_ends_once:
-            buffers = columns[2] + columns[3]
+            buffers = stages[stage, 2] + stages[stage, 3]
         elif batches >= pp:  # each chunk in flight keeps what enters and leaves it
             buffers = 1.0 + 2 * (chunks * pp - ended) - pp * ((stage == 0) + (stage == pp - 1))
         else:
@@ -423,15 +476,15 @@ def _fill_most(
                 least = whole * of_chunk * min(block.kept, block.kept_again)
                 held = max(whole * of_chunk * block.kept - spared, least)
                 if batches >= pp:
-                    of_last = min(number, -(-(number + block.num_others) // chunks))
+                    of_last = min(number, (number + block.num_others + chunks - 1) // chunks)
                     kept = pp * number * block.kept - ended * of_last * block.kept
                     held = max(held, kept - pp * max(spared_each, 0.0))
             parameters = block.parameters * number
-            bucket = columns[4] * min(parameters, columns[5])
+            bucket = stages[stage, 4] * min(parameters, stages[stage, 5])
             temporary = block.temporary_again if again > 0 else block.temporary
             live = held + buffers * block.crossing + (number > 0) * temporary + bucket
-            live = max(live, columns[6] * parameters)
-            if columns[7] + columns[0] * parameters + columns[8] * live <= limit:
+            live = max(live, stages[stage, 6] * parameters)
+            if stages[stage, 7] + stages[stage, 0] * parameters + stages[stage, 8] * live <= limit:
                 most[stage] = number
                 break
 
@@ -476,24 +529,33 @@ def slowest_messages(
         rank, latency, seconds per byte of a unit, seconds per byte of a message.
     """
     slowest = np.zeros((len(pairs), num_parts, 4))
-    num_ranks = ranks.first_node[1:] - ranks.first_node[:-1]
-    num_ends = ranks.first_end[1:] - ranks.first_end[:-1]  # one more than dp
+    num_ranks = np.diff(ranks.first_node)
+    num_ends = np.diff(ranks.first_end)  # one more than dp
     pieces = np.lcm(*(num_ranks // (num_ends - 1))[pairs].T)  # no rank's part is split
     messages = np.empty(((pieces * num_ends[pairs].sum(axis=1)).max(initial=0), 7), np.int64)
     loads = np.empty((4, max(num_ranks.max(), 2 * links.kind_of_node.size), 2))
-    _fill_slowest(pairs, pieces, ranks, links, messages, loads, slowest)
+    _fill_slowest(pairs, pieces, *ranks, *links, messages, loads, slowest)
     return slowest
 
 
-@kept(**COUNTLESS)  # compiled when first called
-def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
-    pairs: IntArray,
-    pieces: IntArray,
-    ranks: RankTable,
-    links: LinkTable,
-    messages: IntArray,
-    loads: FloatArray,
-    slowest: FloatArray,
+def _fill_slowest(  # noqa: PLR0915
+    pairs: cython.const[cython.longlong][:, ::1],
+    pieces: cython.const[cython.longlong][::1],
+    nodes: cython.const[cython.longlong][::1],
+    first_node: cython.const[cython.longlong][::1],
+    ends: cython.const[cython.longlong][::1],
+    parts: cython.const[cython.longlong][::1],
+    first_end: cython.const[cython.longlong][::1],
+    kind_of_node: cython.const[cython.longlong][::1],
+    hosts: cython.const[cython.longlong][::1],
+    num_hosts: cython.const[cython.double][::1],
+    intra_bytes_per_s: cython.const[cython.double][::1],
+    intra_step_s: cython.const[cython.double][::1],
+    inter_bytes_per_s: cython.const[cython.double][:, ::1],
+    inter_step_s: cython.const[cython.double][:, ::1],
+    messages: cython.longlong[:, ::1],
+    loads: cython.double[:, :, ::1],
+    slowest: cython.double[:, :, ::1],
 ) -> None:
     """Write `slowest_messages`.
 
@@ -503,13 +565,30 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
     and messages of each sender, of each receiver, out of each node, into each node; messages
     between nodes of one host count behind all others, by node. ``slowest`` begins as zeros.
     """
-    nodes, ends, first_node, first_end = ranks.nodes, ranks.ends, ranks.first_node, ranks.first_end
-    hosts = links.host_of_node
-    for index in range(len(pairs)):
-        loads[:] = 0.0
+    a: cython.longlong
+    b: cython.longlong
+    begin: cython.longlong
+    into: cython.longlong
+    j: cython.longlong
+    k: cython.longlong
+    of_rank: cython.double
+    num_host: cython.double
+    out: cython.longlong
+    part: cython.longlong
+    rank_rate: cython.double
+    samples: cython.longlong
+    seconds: cython.double
+    shared: cython.double
+    for index in range(pairs.shape[0]):
+        loads[:, :, :] = 0.0
         stage, next_stage = pairs[index, 0], pairs[index, 1]
         begin, stop = first_end[stage], first_end[stage + 1] - 1
-        j, size, next_stop = first_end[next_stage], 0, first_end[next_stage + 1] - 1
+        j, next_begin, next_stop = (
+            first_end[next_stage],
+            first_end[next_stage],
+            first_end[next_stage + 1] - 1,
+        )
+        size = 0
         tp = (first_node[stage + 1] - first_node[stage]) // (stop - begin)
         next_tp = (first_node[next_stage + 1] - first_node[next_stage]) // (next_stop - j)
         for i in range(begin, stop):
@@ -520,37 +599,40 @@ def _fill_slowest(  # noqa: C901 - in parts, it takes longer to compile
                 samples = min(ends[i + 1], ends[k + 1]) - max(ends[i], ends[k])
                 for piece in range(pieces[index]):
                     a = (i - begin) * tp + piece * tp // pieces[index]
-                    b = (k - first_end[next_stage]) * next_tp + piece * next_tp // pieces[index]
+                    b = (k - next_begin) * next_tp + piece * next_tp // pieces[index]
                     source, target = nodes[first_node[stage] + a], nodes[first_node[next_stage] + b]
-                    message = messages[size]
-                    message[0], message[1], message[2], message[3] = a, b, source, target
                     inside = hosts[source] == hosts[target]
-                    out = hosts.size + source if inside else hosts[source]
-                    into = hosts.size + target if inside else hosts[target]
-                    message[4], message[5], message[6] = ranks.parts[i], out, into
+                    out = hosts.shape[0] + source if inside else hosts[source]
+                    into = hosts.shape[0] + target if inside else hosts[target]
+                    messages[size, 0], messages[size, 1] = a, b
+                    messages[size, 2], messages[size, 3] = source, target
+                    messages[size, 4], messages[size, 5], messages[size, 6] = parts[i], out, into
                     size += 1
-                    for kind, units in enumerate((samples, 1)):
-                        loads[0, a, kind] += units
-                        loads[1, b, kind] += units
-                        if source != target:
-                            loads[2, out, kind] += units
-                            loads[3, into, kind] += units
+                    loads[0, a, 0] += samples
+                    loads[0, a, 1] += 1
+                    loads[1, b, 0] += samples
+                    loads[1, b, 1] += 1
+                    if source != target:
+                        loads[2, out, 0] += samples
+                        loads[2, out, 1] += 1
+                        loads[3, into, 0] += samples
+                        loads[3, into, 1] += 1
                 k += 1
         for number in range(size):
-            message = messages[number]
-            a, b, source, target = message[0], message[1], message[2], message[3]
-            worst = slowest[index, message[4]]
-            worst[0] = max(worst[0], loads[0, a, 1], loads[1, b, 1])
-            one, other = links.kind_of_node[source], links.kind_of_node[target]
-            step_s = links.intra_step_s[one] if source == target else links.inter_step_s[one, other]
-            worst[1] = max(worst[1], step_s)
-            rank_rate = min(links.intra_bytes_per_s[one], links.intra_bytes_per_s[other])
-            num_hosts = max(links.num_hosts[one], links.num_hosts[other])
+            a, b, part = messages[number, 0], messages[number, 1], messages[number, 4]
+            source, target = messages[number, 2], messages[number, 3]
+            out, into = messages[number, 5], messages[number, 6]
+            one, other = kind_of_node[source], kind_of_node[target]
+            step_s = intra_step_s[one] if source == target else inter_step_s[one, other]
+            rank_rate = min(intra_bytes_per_s[one], intra_bytes_per_s[other])
+            slowest[index, part, 0] = max(slowest[index, part, 0], loads[0, a, 1], loads[1, b, 1])
+            slowest[index, part, 1] = max(slowest[index, part, 1], step_s)
             for kind in range(2):
                 of_rank = max(loads[0, a, kind], loads[1, b, kind])
                 seconds = of_rank / rank_rate
                 if source != target:
-                    shared = max(loads[2, message[5], kind], loads[3, message[6], kind])
-                    rate = links.inter_bytes_per_s[one, other]
-                    seconds = max(seconds, max(shared, of_rank * num_hosts) / rate)
-                worst[2 + kind] = max(worst[2 + kind], seconds)
+                    shared = max(loads[2, out, kind], loads[3, into, kind])
+                    num_host = max(num_hosts[one], num_hosts[other])
+                    shared = max(shared, of_rank * num_host)
+                    seconds = max(seconds, shared / inter_bytes_per_s[one, other])
+                slowest[index, part, 2 + kind] = max(slowest[index, part, 2 + kind], seconds)

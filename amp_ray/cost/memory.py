@@ -331,20 +331,21 @@ class MemoryModel:
 
     def peak(self, stage: int, start: int, end: int) -> float:
         """Return the peak of a stage with the layers ``[start, end)``."""
-        split, columns = end, self._stages[stage]
+        split, columns = end, self._stages
         if self.candidate.options.recompute.layers is not None:
             recompute = self.candidate.options.recompute
             split = int(split_after(self.block_counts, start, end, recompute))
-            columns = columns if split == end else self._part_stages[stage]
+            columns = columns if split == end else self._part_stages
         again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
         kept_each = float(again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0])
         temporary = float(max(again[2, :-1].max(initial=0.0), after[2, :-1].max(initial=0.0)))
         layers = self.layers if split == end else self.plain
-        return float(peak_with(layers, columns, self._tied, (start, end), kept_each, temporary))
+        ends = start, end
+        return float(peak_with(layers, columns, stage, self._tied, ends, kept_each, temporary))
 
     def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Return the peak of one stage of an interleaved schedule, with these chunks."""
-        recompute, columns = self.candidate.options.recompute, self._stages[stage].copy()
+        recompute, columns = self.candidate.options.recompute, self._stages[[stage]]
         starts, ends = np.array(chunks).T
         blocks = self.block_counts[ends] - self.block_counts[starts]
         before = np.cumsum(blocks) - blocks
@@ -358,21 +359,21 @@ class MemoryModel:
         entering, leaving = self.layers[3, starts], self.layers[3, ends]
         if not self._keeps_ends_once:
             kept = kept + entering + leaving
-            columns[2:4] = 1.0, 0.0
+            columns[:, 2:4] = 1.0, 0.0
         states = chunks_in_flight(
             stage,
             self.candidate.pp,
             self.candidate.num_micro_batches,
             self.candidate.virtual_stages,
         )
-        columns[1] = 1.0
+        columns[:, 1] = 1.0
         held = self.layers[0, ends] - self.layers[0, starts]
         first, last, shared = self._tied
         has = [((starts <= layer) & (layer < ends)).any() for layer in (first, last)]
         parameters = held.sum() - (shared if all(has) else 0.0)
         whole = np.array([[0.0, parameters], [0, 0], [0, 0], [entering.max(), leaving.max()]])
         most = float((states @ kept).max())
-        return float(peak_with(whole, columns, NOT_TIED, (0, 1), most, float(temporary)))
+        return float(peak_with(whole, columns, 0, NOT_TIED, (0, 1), most, float(temporary)))
 
     def earliest_starts(
         self,

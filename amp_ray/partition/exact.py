@@ -27,8 +27,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_ray.partition.caps import CapSearch
-from amp_ray.partition.kernels import Programme, Scratch, cheapest_chain
-from amp_ray.partition.layout import laid_out, scratch_for
+from amp_ray.partition.kernels import (
+    Programme,
+    ProgrammeViews,
+    Scratch,
+    ScratchViews,
+    cheapest_chain,
+)
+from amp_ray.partition.layout import laid_out, scratch_for, views_of
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
@@ -129,9 +135,14 @@ class _Search(CapSearch):
     met: list[Chain] | None
     starts: list[int] = field(default_factory=list)  # first layers of the best chain's stages
     options: list[int] = field(default_factory=list)  # their options, in canonical order
+    views: tuple[ProgrammeViews, ScratchViews] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Lay the arrays out for the kernel."""
+        self.views = views_of(self.programme, self.scratch)
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        chain = cheapest_chain(cap_s, self.programme, self.scratch)
+        chain: tuple[float, float, int, float] = cheapest_chain(cap_s, *self.views)
         sum_s, slowest_s, num_stages, _ = chain
         if num_stages and self.met is not None:
             value_s = sum_s + self.num_later * slowest_s

@@ -6,18 +6,15 @@ so one bound costs O(options x layers). Layer counts that cannot lead to an end 
 `support.brute_force` holds the readable loop version.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
+import cython
+from cython.cimports.libc.math import nextafter
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import float64, int64, kept, njit, tuple_type
 
-# Numba compiles each function alone, and again where it is called. So there are few of them. Python
-# calls only those without an underscore, which alone get wrappers and files in the on-disk cache.
-# They allocate nothing, so references to arrays need not be counted, which takes time to compile.
-OUTER: dict[str, Any] = {"nogil": True, "_nrt": False}
-INNER: dict[str, Any] = {**OUTER, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+INF = cython.declare(cython.double, float("inf"))
 
 
 class Programme(NamedTuple):
@@ -76,25 +73,59 @@ class Scratch(NamedTuple):
     path_option: IntArray  # shape ``(R,)``. Options of the chain, last stage first.
 
 
-class StepEndArrays(NamedTuple):
-    """Step-end terms for the kernels: B terms, E options in the programme's order, L layers."""
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class ProgrammeViews:
+    """The arrays of a `Programme`, by the same names, as compiled code reads them."""
 
-    weight_prefix: FloatArray  # shape ``(B, L + 1)``
-    s_per_weight: FloatArray  # shape ``(B, E)``
-    fixed_s: FloatArray  # shape ``(B, E)``
-    least_s: FloatArray  # shape ``(B,)``. Lower bound of the term in any chain.
+    time_prefix_s: cython.const[cython.double][:, ::1]
+    cut_time_s: cython.const[cython.double][:, ::1]
+    bottleneck_start_s: cython.const[cython.double][:, ::1]
+    bottleneck_end_s: cython.const[cython.double][:, ::1]
+    earliest_start: cython.const[cython.longlong][:, ::1]
+    latest_start: cython.const[cython.longlong][::1]
+    earliest_floor: cython.const[cython.longlong][:, ::1]
+    class_time: cython.const[cython.longlong][::1]
+    class_bottleneck: cython.const[cython.longlong][::1]
+    class_overhead_s: cython.const[cython.double][::1]
+    class_start_s: cython.const[cython.double][:, ::1]
+    class_end_s: cython.const[cython.double][:, ::1]
+    class_regular: cython.const[cython.uchar][::1]
+    option_from: cython.const[cython.longlong][::1]
+    option_to: cython.const[cython.longlong][::1]
+    option_class: cython.const[cython.longlong][::1]
+    option_cut: cython.const[cython.longlong][::1]
+    option_memory: cython.const[cython.longlong][::1]
+    option_fixed_s: cython.const[cython.double][::1]
+    is_final: cython.const[cython.uchar][::1]
+    fewest: cython.const[cython.longlong][::1]
+    most: cython.const[cython.longlong][::1]
 
 
-# The fields' types, in order. With them a kernel is compiled where it stands: after its helpers.
-_PROGRAMME = tuple_type(
-    Programme, "f2r f2 f2 f2 i2 i1r i2 i1 i1 f1 f2 f2 b1 i1 i1 i1 i1 i1 f1 b1 i1 i1"
-)
-_SCRATCH = tuple_type(Scratch, "i2 i1 i1 i1 f2 i2 i2 i1 f1 i1 i1")
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class ScratchViews:
+    """The arrays of a `Scratch`, by the same names, as compiled code writes them."""
+
+    admissible: cython.longlong[:, ::1]
+    first: cython.longlong[::1]
+    low: cython.longlong[::1]
+    high: cython.longlong[::1]
+    cost_s: cython.double[:, ::1]
+    start: cython.longlong[:, ::1]
+    option: cython.longlong[:, ::1]
+    queue_start: cython.longlong[::1]
+    queue_key_s: cython.double[::1]
+    path_start: cython.longlong[::1]
+    path_option: cython.longlong[::1]
 
 
-@kept((int64[::1],) * 4, **OUTER)
+@cython.ccall
 def count_stages(
-    option_from: IntArray, option_to: IntArray, fewest: IntArray, most: IntArray
+    option_from: cython.const[cython.longlong][::1],
+    option_to: cython.const[cython.longlong][::1],
+    fewest: cython.longlong[::1],
+    most: cython.longlong[::1],
 ) -> None:
     """Count the stages that must come before and after each state, in place.
 
@@ -104,33 +135,36 @@ def count_stages(
         fewest: Shape ``(R,)``. 0 for state 0, ``R`` for the others; becomes `Programme.fewest`.
         most: Shape ``(R,)``. ``L`` for final states, ``-R`` for others; becomes `Programme.most`.
     """
-    for option in range(option_to.size):
+    for option in range(option_to.shape[0]):
         state, to_state = option_from[option], option_to[option]
         fewest[to_state] = min(fewest[to_state], fewest[state] + 1)
-    for option in range(option_to.size - 1, -1, -1):
+    for option in range(option_to.shape[0] - 1, -1, -1):
         state, to_state = option_from[option], option_to[option]
         most[state] = max(most[state], most[to_state] - 1)
 
 
-@njit(**INNER)
-def _fill_first(cap_s: float, programme: Programme, scratch: Scratch) -> float:
+@cython.cfunc
+def _fill_first(
+    cap_s: cython.double, programme: ProgrammeViews, scratch: ScratchViews
+) -> cython.double:
     """Fill the first start that the cap admits, per class and end, with two pointers.
 
     Then fill the fewest layers per state that can reach the end; return the next useful cap.
     """
-    num_classes, width = programme.class_start_s.shape
-    admissible, first, num_layers = scratch.admissible, scratch.first, width - 1
+    start: cython.longlong
+    next_cap_s: cython.double = INF
+    num_classes, num_layers = programme.class_start_s.shape[0], programme.class_start_s.shape[1] - 1
+    admissible, first = scratch.admissible, scratch.first
     start_s, end_s = programme.class_start_s, programme.class_end_s
     for row in range(num_classes):
         overhead_s, start = programme.class_overhead_s[row], 0
-        for end in range(1, width):
+        for end in range(1, num_layers + 1):
             while start < end and (end_s[row, end] - start_s[row, start]) + overhead_s > cap_s:
                 start += 1
             admissible[row, end] = start
-    next_cap_s = np.inf
-    for state in range(first.size):
+    for state in range(first.shape[0]):
         first[state] = num_layers if programme.is_final[state] else num_layers + 1
-    for option in range(programme.option_to.size - 1, -1, -1):
+    for option in range(programme.option_to.shape[0] - 1, -1, -1):
         end, state = first[programme.option_to[option]], programme.option_from[option]
         if end > num_layers:
             continue
@@ -146,8 +180,8 @@ def _fill_first(cap_s: float, programme: Programme, scratch: Scratch) -> float:
     return next_cap_s
 
 
-@njit(**INNER)
-def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:  # noqa: C901, PLR0912, PLR0915 - as above
+@cython.cfunc
+def _fill_cost(cap_s: cython.double, programme: ProgrammeViews, scratch: ScratchViews) -> None:  # noqa: C901, PLR0912, PLR0915 - as above
     """Fill the cheapest sums from state 0 forwards, where the end can be reached.
 
     Each option appends a stage. If the cap admits a window of starts per end, a queue holds starts
@@ -155,15 +189,21 @@ def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:  #
     limits need not be monotone. Otherwise the cap is checked at every start. Ties are broken by the
     earliest start, then the first option.
     """
+    begin: cython.longlong
+    first: cython.longlong
+    head: cython.longlong
+    latest: cython.longlong
+    pushed: cython.longlong
+    start: cython.longlong
     low, high, cost_s = scratch.low, scratch.high, scratch.cost_s
     queue_start, queue_key_s = scratch.queue_start, scratch.queue_key_s
-    for state in range(low.size):
+    for state in range(low.shape[0]):
         low[state], high[state] = cost_s.shape[1], -1
         for end in range(scratch.first[state], programme.most[state] + 1):
-            cost_s[state, end] = np.inf
+            cost_s[state, end] = INF
     low[0] = high[0] = 0
     cost_s[0, 0] = 0.0
-    for option in range(programme.option_to.size):
+    for option in range(programme.option_to.shape[0]):
         state, to_state = programme.option_from[option], programme.option_to[option]
         begin, stop = max(scratch.first[to_state], low[state] + 1), programme.most[to_state] + 1
         if high[state] < 0 or begin >= stop:
@@ -179,10 +219,10 @@ def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:  #
             first = scratch.admissible[row, end]
             if first > high[state]:
                 break
-            first, sum_s, best = max(first, programme.earliest_start[memory, end]), np.inf, 0
+            first, sum_s, best = max(first, programme.earliest_start[memory, end]), INF, 0
             if programme.class_regular[row]:
                 while pushed <= latest:
-                    if from_s[pushed] < np.inf:
+                    if from_s[pushed] < INF:
                         key_s = (from_s[pushed] - prefix_s[pushed]) + cut_s[pushed]
                         while size > 0 and queue_key_s[size - 1] > key_s:
                             size -= 1
@@ -201,34 +241,34 @@ def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:  #
                 end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
                 for start in range(max(first, low[state]), latest + 1):
                     start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
-                    if from_s[start] < np.inf and (end_s - start_s) + overhead_s <= cap_s:
+                    if from_s[start] < INF and (end_s - start_s) + overhead_s <= cap_s:
                         key_s = (from_s[start] - prefix_s[start]) + cut_s[start]
                         whole_s = ((key_s + prefix_s[end]) + overhead_s) + fixed_s
                         if whole_s < sum_s:
                             sum_s, best = whole_s, start
             least_s = cost_s[to_state, end]
-            if sum_s < least_s or (
-                sum_s == least_s < np.inf and best < scratch.start[to_state, end]
-            ):
+            if sum_s < least_s or (sum_s == least_s < INF and best < scratch.start[to_state, end]):
                 cost_s[to_state, end] = sum_s
                 scratch.start[to_state, end], scratch.option[to_state, end] = best, option
                 low[to_state], high[to_state] = min(low[to_state], end), max(high[to_state], end)
 
 
-@njit(**INNER)
-def _bottleneck_s(row: int, start: int, end: int, programme: Programme) -> float:
+@cython.cfunc
+def _bottleneck_s(
+    row: cython.longlong, start: cython.longlong, end: cython.longlong, programme: ProgrammeViews
+) -> cython.double:
     """Return a stage's bottleneck time, with the same operations as `problem.bottleneck_s`."""
     prefix_s = programme.time_prefix_s[programme.class_time[row]]
     bottleneck = programme.class_bottleneck[row]
     end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
     start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
-    return float((end_s - start_s) + programme.class_overhead_s[row])
+    return (end_s - start_s) + programme.class_overhead_s[row]
 
 
-@kept((float64, _PROGRAMME, _SCRATCH), **OUTER)
+@cython.ccall
 def cheapest_chain(
-    cap_s: float, programme: Programme, scratch: Scratch
-) -> tuple[float, float, int, float]:
+    cap_s: cython.double, programme: ProgrammeViews, scratch: ScratchViews
+) -> tuple[cython.double, cython.double, cython.longlong, cython.double]:
     """Place all layers at the smallest sum with no stage slower than ``cap_s``.
 
     The chain is then in ``path_start`` and ``path_option`` of ``scratch``.
@@ -239,16 +279,20 @@ def cheapest_chain(
     """
     next_cap_s = _fill_first(cap_s, programme, scratch)
     if scratch.first[0] > 0:
-        return np.inf, np.inf, 0, next_cap_s
+        return INF, INF, 0, next_cap_s
     _fill_cost(cap_s, programme, scratch)
+    end: cython.longlong
+    slowest_s: cython.double
+    state: cython.longlong
     num_layers = programme.time_prefix_s.shape[1] - 1
-    sum_s, slowest_s, num_stages, state, end = np.inf, 0.0, 0, -1, num_layers
-    for final in range(programme.is_final.size):  # the lowest of equals
-        reached = programme.is_final[final] and scratch.high[final] == num_layers
-        if reached and scratch.cost_s[final, num_layers] < sum_s:
+    sum_s, slowest_s, num_stages, state, end = INF, 0.0, 0, -1, num_layers
+    for final in range(programme.is_final.shape[0]):  # the lowest of equals
+        if scratch.high[final] < num_layers or not programme.is_final[final]:
+            continue
+        if scratch.cost_s[final, num_layers] < sum_s:
             sum_s, state = scratch.cost_s[final, num_layers], final
     if state < 0:
-        return np.inf, np.inf, 0, np.nextafter(cap_s, np.inf)
+        return INF, INF, 0, nextafter(cap_s, INF)
     while end > 0:
         start, option = scratch.start[state, end], scratch.option[state, end]
         bottleneck_s = _bottleneck_s(programme.option_class[option], start, end, programme)
@@ -259,14 +303,14 @@ def cheapest_chain(
     return sum_s, slowest_s, num_stages, next_cap_s
 
 
-@kept("f8(f8[:,::1],i8[::1],i8,UniTuple(f8,2),i8)", **OUTER)
+@cython.ccall
 def least_chain_s(
-    prefix: FloatArray,
-    rooms: IntArray,
-    num_again: int,
-    extras_s: tuple[float, float],
-    num_micro_batches: int,
-) -> float:
+    prefix: cython.const[cython.double][:, ::1],
+    rooms: cython.const[cython.longlong][::1],
+    num_again: cython.longlong,
+    extras_s: tuple[cython.double, cython.double],
+    num_micro_batches: cython.longlong,
+) -> cython.double:
     """Bound what the slowest stage of 1F1B adds to one micro-batch's way through all stages.
 
     After its first backward pass, stage ``s`` of ``S`` still runs ``m - 1`` backward passes and
@@ -285,12 +329,18 @@ def least_chain_s(
     Returns:
         Seconds, within one part in a million; infinite if the stages have no room for all layers.
     """
-    num_layers, num_stages = prefix.shape[1] - 1, len(rooms)
+    late: cython.longlong
+    first: cython.double
+    high_s: cython.double
+    num_layers, num_stages = prefix.shape[1] - 1, rooms.shape[0]
     later = num_micro_batches - 1
     whole_s = later * (
-        prefix[0, -1] + prefix[1, -1] + prefix[2, -1] * extras_s[0] + prefix[3, -1] * extras_s[1]
+        prefix[0, num_layers]
+        + prefix[1, num_layers]
+        + prefix[2, num_layers] * extras_s[0]
+        + prefix[3, num_layers] * extras_s[1]
     )
-    low_s, high_s, limit_s = 0.0, 2 * whole_s, np.inf
+    low_s, high_s, limit_s = 0.0, 2 * whole_s, INF
     while True:
         end = 0
         for stage in range(num_stages):
@@ -306,8 +356,8 @@ def least_chain_s(
                 end += 1
         if end == num_layers:
             high_s = min(high_s, limit_s)
-        elif limit_s == np.inf:
-            return np.inf
+        elif limit_s == INF:
+            return INF
         else:
             low_s = limit_s
         if high_s - low_s <= 1e-6 * high_s:
@@ -315,15 +365,29 @@ def least_chain_s(
         limit_s = (low_s + high_s) / 2
 
 
-@kept(nogil=True)
-def least_values(
-    limits_s: FloatArray,
-    num_later: int,
-    programme: Programme,
-    scratch: Scratch,
-    terms: StepEndArrays,
-) -> FloatArray:
-    """Return, per option, a lower bound on the value, step end included, of chains that use it.
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class StepEndViews:
+    """Step-end terms: B terms, E options in the programme's order, L layers."""
+
+    weight_prefix: cython.const[cython.double][:, ::1]  # shape ``(B, L + 1)``
+    s_per_weight: cython.const[cython.double][:, ::1]  # shape ``(B, E)``
+    fixed_s: cython.const[cython.double][:, ::1]  # shape ``(B, E)``
+    # Shape ``(B,)``. Lower bound of the term in any chain.
+    least_s: cython.const[cython.double][::1]
+
+
+@cython.ccall
+def fill_least_values(
+    limits_s: cython.const[cython.double][::1],
+    num_later: cython.longlong,
+    programme: ProgrammeViews,
+    scratch: ScratchViews,
+    terms: StepEndViews,
+    behind_s: cython.double[:, ::1],
+    least_s: cython.double[::1],
+) -> None:
+    """Compute, per option, a lower bound on the value, step end included, of chains that use it.
 
     The cheapest sums from state 0 come from `cheapest_chain`; those to the end are added here. Only
     states and layer counts of chains within the limits are visited.
@@ -335,20 +399,22 @@ def least_values(
         programme: The problem.
         scratch: Overwritten.
         terms: Step-end terms of the options.
-
-    Returns:
-        Shape ``(E,)``, in the order of the programme's options; infinite if no chain is within
-        the limits.
+        behind_s: Shape ``(R, L + 1)``, infinite. Overwritten: the cheapest sums to the end.
+        least_s: Shape ``(E,)``, infinite. Overwritten, in the order of the programme's options;
+            infinite if no chain is within the limits.
     """
-    least_s = np.full(programme.option_to.size, np.inf)
+    earliest: cython.longlong
+    start: cython.longlong
+    sum_s: cython.double
     if cheapest_chain(limits_s[1], programme, scratch)[2] == 0:
-        return least_s
-    num_states, width = programme.is_final.size, programme.time_prefix_s.shape[1]
-    behind_s = np.full((num_states, width), np.inf)
-    behind_s[programme.is_final, width - 1] = 0.0
-    for option in range(programme.option_to.size - 1, -1, -1):
+        return
+    num_layers = programme.time_prefix_s.shape[1] - 1
+    for final in range(programme.is_final.shape[0]):
+        if programme.is_final[final]:
+            behind_s[final, num_layers] = 0.0
+    for option in range(programme.option_to.shape[0] - 1, -1, -1):
         state, to_state = programme.option_from[option], programme.option_to[option]
-        low, high, own_s = scratch.low[state], scratch.high[state], scratch.cost_s[state]
+        low, high = scratch.low[state], scratch.high[state]
         for end in range(max(scratch.low[to_state], low + 1), scratch.high[to_state] + 1):
             rest_s = behind_s[to_state, end]
             if rest_s + scratch.cost_s[to_state, end] > limits_s[2]:
@@ -357,25 +423,29 @@ def least_values(
             for start in range(min(high, programme.latest_start[end]), earliest - 1, -1):
                 sum_s, bottleneck_s = _stage_s(option, start, end, programme)
                 sum_s += rest_s
-                if bottleneck_s > limits_s[1] or own_s[start] + sum_s > limits_s[2]:
+                own_s = scratch.cost_s[state, start]
+                if bottleneck_s > limits_s[1] or own_s + sum_s > limits_s[2]:
                     continue
                 behind_s[state, start] = min(behind_s[state, start], sum_s)
-                sum_s += own_s[start] + num_later * max(bottleneck_s, limits_s[0])
+                sum_s += own_s + num_later * max(bottleneck_s, limits_s[0])
                 if sum_s < least_s[option]:
                     sum_s += _terms_s(option, start, end, terms)
                     least_s[option] = min(least_s[option], sum_s)
-    return least_s
 
 
-@njit(**INNER)
-def _earliest(option: int, end: int, programme: Programme, scratch: Scratch) -> int:
+@cython.cfunc
+def _earliest(
+    option: cython.longlong, end: cython.longlong, programme: ProgrammeViews, scratch: ScratchViews
+) -> cython.longlong:
     """Return the earliest start of a stage that memory and cap allow."""
     by_memory = programme.earliest_start[programme.option_memory[option], end]
-    return int(max(by_memory, scratch.admissible[programme.option_class[option], end]))
+    return max(by_memory, scratch.admissible[programme.option_class[option], end])
 
 
-@njit(**INNER)
-def _stage_s(option: int, start: int, end: int, programme: Programme) -> tuple[float, float]:
+@cython.cfunc
+def _stage_s(
+    option: cython.longlong, start: cython.longlong, end: cython.longlong, programme: ProgrammeViews
+) -> tuple[cython.double, cython.double]:
     """Return a stage's share of the sum, and its bottleneck time."""
     row = programme.option_class[option]
     prefix_s = programme.time_prefix_s[programme.class_time[row]]
@@ -385,11 +455,13 @@ def _stage_s(option: int, start: int, end: int, programme: Programme) -> tuple[f
     return sum_s, _bottleneck_s(row, start, end, programme)
 
 
-@njit(**INNER)
-def _terms_s(option: int, start: int, end: int, terms: StepEndArrays) -> float:
+@cython.cfunc
+def _terms_s(
+    option: cython.longlong, start: cython.longlong, end: cython.longlong, terms: StepEndViews
+) -> cython.double:
     """Return a lower bound on the step end of a chain with this stage."""
-    sum_s = 0.0
-    for term in range(terms.least_s.size):
+    sum_s: cython.double = 0.0
+    for term in range(terms.least_s.shape[0]):
         weight = terms.weight_prefix[term, end] - terms.weight_prefix[term, start]
         own_s = terms.fixed_s[term, option] + terms.s_per_weight[term, option] * weight
         sum_s += max(own_s, terms.least_s[term])

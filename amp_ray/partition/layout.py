@@ -4,7 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.partition.kernels import Programme, Scratch, count_stages
+from amp_ray.partition.kernels import (
+    Programme,
+    ProgrammeViews,
+    Scratch,
+    ScratchViews,
+    count_stages,
+)
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.tables import Number
 
@@ -143,6 +149,11 @@ def scratch_for(programme: Programme) -> Scratch:
         path_start=np.empty(num_states, np.int64),
         path_option=np.empty(num_states, np.int64),
     )
+
+
+def views_of(programme: Programme, scratch: Scratch) -> tuple[ProgrammeViews, ScratchViews]:
+    """Return what the kernels take: made once, since that takes longer than a small evaluation."""
+    return ProgrammeViews(**programme._asdict()), ScratchViews(**scratch._asdict())
 
 
 def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:

@@ -27,12 +27,13 @@ from amp_ray.partition.caps import BestFirst
 from amp_ray.partition.exact import Chain, solve
 from amp_ray.partition.kernels import (
     Programme,
-    Scratch,
-    StepEndArrays,
+    ProgrammeViews,
+    ScratchViews,
+    StepEndViews,
     cheapest_chain,
-    least_values,
+    fill_least_values,
 )
-from amp_ray.partition.layout import laid_out, limited, scratch_for
+from amp_ray.partition.layout import laid_out, limited, scratch_for, views_of
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     PartitionProblem,
@@ -286,23 +287,21 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
     order = problem.uncapped.options.order
     least_s = np.array([term.least_s for term in problem.terms])
     programme, num_later = problem.programme, problem.problem.num_micro_batches - 1
-    scratch = scratch_for(programme)
+    views = views_of(programme, scratch_for(programme))
     left_s = limit_s * (1 + ROUNDING) - float(least_s.sum())
-    limits_s = _limits_s(programme, scratch, num_later, left_s)
+    limits_s = _limits_s(views, num_later, left_s)
     values = np.full(len(order), np.inf)
     if limits_s is not None:
-        values[order] = least_values(
-            limits_s,
-            num_later,
-            programme,
-            scratch,
-            StepEndArrays(
-                weight_prefix=np.array([term.weight_prefix for term in problem.terms]),
-                s_per_weight=np.array([term.s_per_weight[order] for term in problem.terms]),
-                fixed_s=np.array([term.fixed_s[order] for term in problem.terms]),
-                least_s=least_s,
-            ),
+        terms = StepEndViews(
+            weight_prefix=np.array([term.weight_prefix for term in problem.terms]),
+            s_per_weight=np.array([term.s_per_weight[order] for term in problem.terms]),
+            fixed_s=np.array([term.fixed_s[order] for term in problem.terms]),
+            least_s=least_s,
         )
+        behind_s = np.full((programme.is_final.size, programme.time_prefix_s.shape[1]), np.inf)
+        of_options = np.full(len(order), np.inf)
+        fill_least_values(limits_s, num_later, *views, terms, behind_s, of_options)
+        values[order] = of_options
     values[values > limit_s * (1 + ROUNDING)] = np.inf
     return values * (1 - ROUNDING)
 
@@ -331,10 +330,10 @@ def among_options(problem: StepEndProblem, chosen: IntArray) -> StepEndProblem |
 
 
 def _limits_s(
-    programme: Programme, scratch: Scratch, num_later: int, limit_s: float
+    views: tuple[ProgrammeViews, ScratchViews], num_later: int, limit_s: float
 ) -> FloatArray | None:
-    """Return the ``limits_s`` of `least_values`; None if no chain is within the limit."""
-    sum_s, _, num_stages, _ = cheapest_chain(math.inf, programme, scratch)
+    """Return the ``limits_s`` of `fill_least_values`; None if no chain is within the limit."""
+    sum_s, _, num_stages, _ = cheapest_chain(math.inf, *views)
     if not num_stages or sum_s > limit_s:
         return None
     if limit_s == math.inf or not num_later:
@@ -343,7 +342,7 @@ def _limits_s(
     low_s, high_s = 0.0, highest_s
     for _ in range(NUM_CAPS):
         cap_s = low_s + (high_s - low_s) / 2
-        _, slowest_s, num_stages, next_cap_s = cheapest_chain(cap_s, programme, scratch)
+        _, slowest_s, num_stages, next_cap_s = cheapest_chain(cap_s, *views)
         if num_stages:
             high_s = slowest_s
         else:

@@ -86,7 +86,7 @@ _NUMBERS: Final = (
 )
 """Numbers of ties in a sentence; larger ones are written as figures."""
 
-_PACKAGES: Final = ("numpy", "numba", "ray", "torch", "deepspeed")
+_PACKAGES: Final = ("numpy", "ray", "torch", "deepspeed")
 
 
 @dataclass(slots=True)

@@ -249,7 +249,7 @@ class GridBounds:
         batches, model = candidate.num_micro_batches, self.cost_model.experiment.model
         times = self._layer_times(candidate)
         if candidate.virtual_stages == 1:
-            chain_s = least_chain_s(
+            chain_s: float = least_chain_s(
                 times.prefix, again.rooms, again.number, times.extras_s, batches
             )
             through_s = times.total_s + self._again_s(candidate.pp, times, again)

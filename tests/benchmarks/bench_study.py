@@ -45,7 +45,7 @@ MIB: Final = 2**20
 MEGA: Final = 1e6
 COLUMNS: Final = ("what", "measured", "target", "remark")
 
-NO_STUDY: Final = "numpy, numba and compiled code; scoring the table"
+NO_STUDY: Final = "numpy and compiled code; scoring the table"
 RESUME: Final = "from the folder to the tuner's state"
 DECIDE: Final = "with calibration and every prediction anew"
 

@@ -1,8 +1,8 @@
 """`make paired OLD=PATH`: the CPU time of commands in an older checkout and in this one, in turns.
 
 Both run on one core with what each checkout has as ``.venv`` (else with this interpreter), as
-``python -m amp_ray`` with kernels compiled before; the first run of each, with no compiled kernel,
-is told apart. Fails where the median of the ratios is above 1.1.
+``python -m amp_ray``, and with the kernels that are compiled there. Fails where the median of the
+ratios is above 1.1.
 """
 
 import argparse
@@ -77,19 +77,19 @@ COMMANDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkout:
-    """One of the two trees, and the folder for its compiled kernels."""
+    """One of the two trees."""
 
+    name: str
     tree: Path
-    kernels: Path
 
     def cpu_s(self, words: tuple[str, ...]) -> float:
         """Run a command; return its CPU seconds, user and system."""
         python = self.tree / ".venv" / "bin" / "python"
         argv = [str(python if python.exists() else sys.executable), "-m", "amp_ray", *words]
-        settings = {"PYTHONPATH": str(self.tree), "NUMBA_CACHE_DIR": str(self.kernels)}
         silent = os.open(os.devnull, os.O_WRONLY)
         redirected = [(os.POSIX_SPAWN_DUP2, silent, 1)]
-        child = os.posix_spawn(argv[0], argv, {**os.environ, **settings}, file_actions=redirected)
+        settings = {**os.environ, "PYTHONPATH": str(self.tree)}
+        child = os.posix_spawn(argv[0], argv, settings, file_actions=redirected)
         _, status, usage = os.wait4(child, 0)
         os.close(silent)
         if status:
@@ -102,11 +102,10 @@ def main() -> None:
     options = _options()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # with one core no search asks for Ray
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.chdir(folder)
+        os.chdir(name)
         _write_experiments()
         trees = {"old": options.old.resolve(), "new": NEW}
-        pair = [Checkout(tree=tree, kernels=folder / side) for side, tree in trees.items()]
+        pair = [Checkout(name=side, tree=tree) for side, tree in trees.items()]
         slower = [command for command, ratio in _ratios(pair, options) if ratio > MOST]
     if slower:
         sys.exit(f"more than {MOST} times the CPU time: {', '.join(slower)}")
@@ -127,20 +126,16 @@ def _options() -> argparse.Namespace:
 def _ratios(pair: list[Checkout], options: argparse.Namespace) -> Iterator[tuple[str, float]]:
     """Run the commands in turns; yield and print the median ratio of each."""
     print(f"{'command':26}{'old, s':>9}{'new, s':>9}{'new / old':>11}")
-    cold = [checkout.cpu_s(COMMANDS["homogeneous"]) for checkout in pair]
-    warm = [checkout.cpu_s(COMMANDS["homogeneous"]) for checkout in pair]
-    yield _line("first plan, compiles", [cold])
-    print(f"{'  more than the second':26}{cold[0] - warm[0]:9.2f}{cold[1] - warm[1]:9.2f}")
     for command, words in COMMANDS.items():
         if options.only not in command:
             continue
         runs = []
-        for turn in range(options.pairs + 1):  # the first compiles
+        for turn in range(options.pairs + 1):  # the first fills caches
             filled = tuple(word.replace("{turn}", f"{turn}-{{}}") for word in words)
             order = pair if turn % 2 else pair[::-1]
             seconds = {
-                checkout.kernels.name: checkout.cpu_s(
-                    tuple(word.replace("{}", checkout.kernels.name) for word in filled)
+                checkout.name: checkout.cpu_s(
+                    tuple(word.replace("{}", checkout.name) for word in filled)
                 )
                 for checkout in order
             }

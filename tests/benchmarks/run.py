@@ -45,7 +45,7 @@ def main() -> None:
 
 def _machine() -> str:
     """Say what was measured on, and with what."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "cython"))
     system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     return f"{_cpu()}, {system}, {packages}"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from amp_ray.partition.exact import solve
 from amp_ray.partition.kernels import cheapest_chain
-from amp_ray.partition.layout import laid_out, scratch_for
+from amp_ray.partition.layout import laid_out, scratch_for, views_of
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     PartitionProblem,
@@ -86,8 +86,8 @@ def test_solver_equals_brute_force(kind: str) -> None:
 def test_kernel_equals_plain_loops(problem: PartitionProblem, cap_fraction: float) -> None:
     cap_s = cap_fraction * problem.tables.time_prefix_s.max()
     programme = laid_out(problem)
-    scratch = scratch_for(programme)
-    sum_s, slowest_s, num_stages, next_cap_s = cheapest_chain(cap_s, programme, scratch)
+    views = views_of(programme, scratch_for(programme))
+    sum_s, slowest_s, num_stages, next_cap_s = cheapest_chain(cap_s, *views)
     chain = brute_force.cheapest_chain(problem, cap_s)
     if chain is None:
         assert (sum_s, num_stages) == (math.inf, 0)

@@ -41,7 +41,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from amp_ray.arrays import BoolArray, FloatArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.caps import BestFirst
 from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason
 from amp_ray.partition.slices.kernels import (
@@ -252,12 +252,16 @@ class SliceSearch(BestFirst[Box]):
     num_stale: int = 0
     seen: list[Slices] = field(default_factory=list)
     arrays: SliceArrays = field(init=False)
+    batch_slice: IntArray = field(init=False)  # of the last evaluation, as in `SliceArrays`
+    path: IntArray = field(init=False)  # the same
     is_merged: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Lay the tables out for the kernels."""
         tables, width = self.tables, self.tables.num_granules
         self.is_merged = not np.isfinite(tables.backward_s[tables.backward_s > 0]).any()
+        self.batch_slice = np.zeros(tables.num_sequences + 1, dtype=np.int64)
+        self.path = np.zeros((tables.num_sequences, width), dtype=np.int64)
         self.arrays = SliceArrays(
             forward_s=tables.forward_s,
             backward_s=tables.backward_s,
@@ -266,8 +270,8 @@ class SliceSearch(BestFirst[Box]):
             least_s=tables.least_s,
             cost_s=np.empty((tables.num_sequences, width + 1)),
             batch_s=np.empty(tables.num_sequences + 1),
-            batch_slice=np.zeros(tables.num_sequences + 1, dtype=np.int64),
-            path=np.zeros((tables.num_sequences, width), dtype=np.int64),
+            batch_slice=self.batch_slice,
+            path=self.path,
         )
 
     def run(self) -> None:
@@ -365,8 +369,8 @@ class SliceSearch(BestFirst[Box]):
     def _slices(self) -> Slices:
         batches, remaining = [], self.tables.num_sequences
         while remaining > 0:
-            size = int(self.arrays.batch_slice[remaining])
-            path = self.arrays.path[size - 1]
+            size = int(self.batch_slice[remaining])
+            path = self.path[size - 1]
             (ends,) = np.nonzero(path == 0)
             used = path[: ends[0]] if len(ends) else path
             batches.append((size, tuple(used[::-1].tolist())))
@@ -403,11 +407,12 @@ def solve_unequal(
     bound_s = min(value_s, relaxed.lower_bound_s * (1 - 1e-14))
     num_cells = (tables.num_sequences + 1) ** 2 * (tables.num_granules + 1)
     if bound_s < value_s and num_cells <= most_cells:
-        arrays = _path_arrays(tables, factors, pairs)
+        best = np.zeros((tables.num_sequences * tables.num_granules, 2), dtype=np.int64)
+        arrays = _path_arrays(tables, factors, pairs, best)
         steps = most_steps // len(factors)
         shortest_s, num_slices, taken = shortest_path(value_s, steps, arrays)
         if num_slices:
-            value_s, slices = shortest_s, _batch_slices(arrays.best[:num_slices], tables)
+            value_s, slices = shortest_s, _batch_slices(best[:num_slices], tables)
         bound_s = value_s if taken < steps else min(bound_s, value_s)
     return SliceSolution(
         slices=slices,
@@ -448,9 +453,9 @@ def _orders(*seen: Iterable[Slices]) -> set[Slices]:
 
 
 def _path_arrays(
-    tables: SliceTables, factors: Sequence[float], pairs: Sequence[Weights]
+    tables: SliceTables, factors: Sequence[float], pairs: Sequence[Weights], best: IntArray
 ) -> PathArrays:
-    """Build the arrays of the search through all slices."""
+    """Build the arrays of the search through all slices, which writes to ``best``."""
     num_sequences, num_granules = tables.num_sequences, tables.num_granules
     most = num_sequences * num_granules
     sums_s = _rest(tables.total_s, np.add)
@@ -466,7 +471,7 @@ def _path_arrays(
         last_s=float(tables.total_s[:, ends].min()),
         done_s=np.zeros((2, most + 1, len(factors))),
         slices=np.zeros((most, 2), dtype=np.int64),
-        best=np.zeros((most, 2), dtype=np.int64),
+        best=best,
     )
 
 

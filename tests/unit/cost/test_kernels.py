@@ -3,28 +3,17 @@
 What they mean is tested where they are used.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
-from amp_ray.cost import kernels as compiled_kernels
+from amp_ray.cost import kernels
 from amp_ray.cost.timer import num_ahead, pass_order
+from support.uncompiled import uncompiled
 
-kernels: Any = compiled_kernels  # numba gives every function its plain one, ``py_func``
+plain = uncompiled("amp_ray.cost.kernels")
 
 PASSES = np.arange(1.0, 13.0).reshape(2, 3, 2) / 8
 SENDS = np.array([[[0.5, 0.25], [0.75, 0.125]], [[0.125, 1.0], [0.0, 0.5]]])
-
-
-def plain(function: Callable[..., Any], *arguments: object) -> object:
-    """Call a function whose loops are not the compiled ones, but the plain ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, kernel in vars(kernels).items():
-            if hasattr(kernel, "py_func"):
-                patch.setattr(kernels, name, kernel.py_func)
-        return function(*arguments)
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 7])
@@ -34,7 +23,7 @@ def test_compiled_and_plain_timer_of_1f1b_agree(
 ) -> None:
     passes, sends = PASSES[..., 0].copy(), SENDS[..., 0].copy()
     arguments = passes, sends, num_micro_batches, *modes
-    assert plain(kernels.time_1f1b, *arguments) == kernels.time_1f1b(*arguments)
+    assert plain.time_1f1b(*arguments) == kernels.time_1f1b(*arguments)
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 7])
@@ -46,7 +35,7 @@ def test_compiled_and_plain_timer_of_chunks_agree(
     sends = np.concatenate([SENDS, SENDS[:, :1], SENDS], axis=1)
     shape = 3, num_micro_batches, 2, 2
     arguments = passes, sends, pass_order(*shape), num_ahead(*shape), *modes
-    assert plain(kernels.time_chunks, *arguments) == kernels.time_chunks(*arguments)
+    assert plain.time_chunks(*arguments) == kernels.time_chunks(*arguments)
 
 
 LAYERS = np.array(
@@ -65,13 +54,13 @@ NOT_TIED = np.array([-1.0, -1.0, 0.0])
 @pytest.mark.parametrize("tied", [TIED, NOT_TIED])
 def test_compiled_and_plain_peak_agree(tied: np.ndarray) -> None:
     for start, end in ((0, 1), (0, 3), (1, 3)):
-        arguments = LAYERS, STAGE, tied, (start, end), 7.0, 8.0
-        assert kernels.peak_with.py_func(*arguments) == kernels.peak_with(*arguments)
+        arguments = LAYERS, STAGE[np.newaxis], 0, tied, (start, end), 7.0, 8.0
+        assert plain.peak_with(*arguments) == kernels.peak_with(*arguments)
 
 
 def test_peak_by_hand() -> None:
     # 20 parameters: 100 + 80; in flight 2 x 7, buffers 3 x 3, temporary 8, bucket 6 x 15
-    peak = kernels.peak_with(LAYERS, STAGE, NOT_TIED, (1, 3), 7.0, 8.0)
+    peak = kernels.peak_with(LAYERS, STAGE[np.newaxis], 0, NOT_TIED, (1, 3), 7.0, 8.0)
     assert peak == 180 + 1.5 * (14 + 9 + 8 + 90)
 
 
@@ -79,29 +68,30 @@ def test_compiled_and_plain_earliest_starts_agree() -> None:
     stages = np.array([STAGE, STAGE])
     for limits in ([1.0, 1000.0], [260.0, 400.0]):
         compiled = kernels.earliest_starts(LAYERS, stages, TIED, np.array(limits))
-        expected = plain(kernels.earliest_starts, LAYERS, stages, TIED, np.array(limits))
+        expected = plain.earliest_starts(LAYERS, stages, TIED, np.array(limits))
         np.testing.assert_array_equal(expected, compiled)
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("keeps_ends_once", [False, True])
 def test_compiled_and_plain_most_like_blocks_agree(chunks: int, *, keeps_ends_once: bool) -> None:
-    each = kernels.LikeBlocks(
-        kept_again=2.0,
-        kept=5.0,
-        parameters=3.0,
-        temporary=4.0,
-        temporary_again=4.5,
-        crossing=1.0,
-        num_others=1,
-        keeps_ends_once=keeps_ends_once,
-    )
+    each = {
+        "kept_again": 2.0,
+        "kept": 5.0,
+        "parameters": 3.0,
+        "temporary": 4.0,
+        "temporary_again": 4.5,
+        "crossing": 1.0,
+        "num_others": 1,
+        "keeps_ends_once": keeps_ends_once,
+    }
     stages = np.array([STAGE, STAGE])
     found = []
     for limit in (10.0, 160.0, 250.0, 1000.0):
-        given = stages, each, limit, (9, 2, chunks, 6)
-        compiled = kernels.most_like_blocks(*given)
-        np.testing.assert_array_equal(plain(kernels.most_like_blocks, *given), compiled)
+        rest = limit, (9, 2, chunks, 6)
+        compiled = kernels.most_like_blocks(stages, kernels.LikeBlocks(**each), *rest)
+        expected = plain.most_like_blocks(stages, plain.LikeBlocks(**each), *rest)
+        np.testing.assert_array_equal(expected, compiled)
         found += compiled.tolist()
     assert found[:2] == [-1, -1]
     assert found[-1] == 9 > found[2] >= 0

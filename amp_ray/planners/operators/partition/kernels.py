@@ -4,33 +4,89 @@ Stages are placed from the last one to the first. So the number of stages behind
 decides how many micro-batches it holds at once, is known when the stage is priced.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
+import cython
+from cython.cimports.libc.math import nextafter
 
-from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.jit import kept, njit
-from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme
-from amp_ray.planners.operators.recompute.kernels import INLINED, PER_STAGE, relaxed_s
+if cython.compiled:
+    from cython.cimports.amp_ray.planners.operators.recompute.kernels import Relaxation, relaxed_s
+else:
+    from amp_ray.planners.operators.recompute.kernels import Relaxation, relaxed_s
 
-# Kernels allocate nothing, so references to arrays need not be counted: numba would count them
-# atomically at every look-up and call, which takes twenty times as long as the rest of a stage.
-COUNTLESS: dict[str, Any] = {"nogil": True, "_nrt": False}
+INF = cython.declare(cython.double, float("inf"))
 
 
-@kept(**COUNTLESS)
-def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> None:
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class ProgrammeViews:
+    """An `OperatorProgramme`, by the names of its fields, as compiled code takes it."""
+
+    time_prefix_s: cython.const[cython.double][:, ::1]
+    join_prefix_s: cython.const[cython.double][:, ::1]
+    start_s: cython.const[cython.double][:, :, ::1]
+    end_s: cython.const[cython.double][:, :, ::1]
+    state_prefix: cython.const[cython.double][:, ::1]
+    held_prefix: cython.const[cython.double][:, ::1]
+    again_bytes: cython.const[cython.double][:, ::1]
+    weight_prefix: cython.const[cython.double][:, ::1]
+    input_bytes: cython.const[cython.double][:, ::1]
+    forward_reserved: cython.const[cython.double][:, ::1]
+    backward_reserved: cython.const[cython.double][:, ::1]
+    devices: cython.const[cython.longlong][::1]
+    allowed: cython.const[cython.uchar][:, ::1]
+    edge_kind: cython.const[cython.longlong][::1]
+    least_reserved: cython.const[cython.double][::1]
+    free_end: cython.const[cython.uchar][::1]
+    layer_begin: cython.const[cython.longlong][::1]
+    layer_of: cython.const[cython.longlong][::1]
+    operator_place: cython.const[cython.longlong][::1]
+    relaxed: cython.const[cython.longlong][::1]
+    relaxation: Relaxation
+    limit_bytes: cython.double
+    num_devices: cython.longlong
+    most_in_flight: cython.longlong
+    spared: cython.longlong
+    step_end_prefix_s: cython.const[cython.double][:, ::1]
+    step_start_s: cython.const[cython.double][::1]
+    tied_s: cython.const[cython.double][::1]
+    step_end_cap_s: cython.double
+
+
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class BlocksViews:
+    """The arrays of `Blocks`, by the same names, as compiled code takes them."""
+
+    behind: cython.const[cython.longlong][::1]
+    taken: cython.const[cython.longlong][::1]
+    size: cython.const[cython.longlong][::1]
+    low_start: cython.const[cython.longlong][::1]
+    high_start: cython.const[cython.longlong][::1]
+    low_end: cython.const[cython.longlong][::1]
+    high_end: cython.const[cython.longlong][::1]
+    table: cython.const[cython.longlong][::1]
+    example: cython.const[cython.longlong][::1]
+    row_low: cython.longlong[:, ::1]
+    row_begin: cython.longlong[:, ::1]
+
+
+@cython.ccall
+def fill_front(
+    cap_s: cython.double, programme: ProgrammeViews, front: cython.longlong[:, ::1]
+) -> None:
     """Compute how many operators stages can hold from the front with no stage above ``cap_s``.
 
     A stage counts only what can never shrink as it grows: its operators' own time, its state, and
     the recompute of its whole layers. Parts of layers are taken to save as much as possible.
     ``front`` is overwritten with the array that `layout.front_within` returns.
     """
+    least: cython.longlong
     num_devices = programme.num_devices
-    front[:] = -1
+    front[:, :] = -1
     front[:, 0] = 0
     for behind in range(front.shape[0] - 2, -1, -1):
-        for option in range(programme.devices.size):
+        for option in range(programme.devices.shape[0]):
             for taken in range(num_devices - programme.devices[option] + 1):
                 total, reached = taken + programme.devices[option], front[behind + 1, taken]
                 if reached >= 0 and programme.allowed[option, taken]:
@@ -39,19 +95,22 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
                     front[behind, total] = end
 
 
-@kept(**COUNTLESS)
-def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> None:
+@cython.ccall
+def fill_back(
+    cap_s: cython.double, programme: ProgrammeViews, back: cython.longlong[:, ::1]
+) -> None:
     """Compute how far stages reach from the back of the chain, as `fill_front` from its front.
 
     ``back``, shape ``(S + 1, G + 1)``, is overwritten: by number of stages and number of devices,
     the first operator from which they can hold the rest of the chain.
     """
+    most: cython.longlong
     num_devices = programme.num_devices
     size = programme.time_prefix_s.shape[1] - 1
-    back[:] = size + 1
+    back[:, :] = size + 1
     back[0, 0] = size
     for behind in range(back.shape[0] - 1):
-        for option in range(programme.devices.size):
+        for option in range(programme.devices.shape[0]):
             for taken in range(num_devices - programme.devices[option] + 1):
                 total, reached = taken + programme.devices[option], back[behind, taken]
                 if reached <= size and programme.allowed[option, num_devices - total]:
@@ -60,14 +119,23 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
                     back[behind + 1, total] = start
 
 
-@njit(**PER_STAGE)
+@cython.cfunc
 def _is_small(
-    option: int, behind: int, start: int, end: int, cap_s: float, programme: OperatorProgramme
-) -> bool:
+    option: cython.longlong,
+    behind: cython.longlong,
+    start: cython.longlong,
+    end: cython.longlong,
+    cap_s: cython.double,
+    programme: ProgrammeViews,
+) -> cython.bint:
     """Return whether a stage may fit and be fast enough, with partial layers at its ends free."""
     if start >= end:
         return True
-    begin, most_s = programme.layer_begin, cap_s * (1 + 1e-12)
+    held: cython.double
+    kept: cython.double
+    excess: cython.double
+    seconds: cython.double
+    most_s = cap_s * (1 + 1e-12)
     seconds = programme.time_prefix_s[option, end] - programme.time_prefix_s[option, start]
     state = programme.state_prefix[option, end] - programme.state_prefix[option, start]
     weight = programme.weight_prefix[option, end] - programme.weight_prefix[option, start]
@@ -77,27 +145,28 @@ def _is_small(
     if state + weight > programme.limit_bytes or seconds > most_s:
         return False
     low, high = programme.layer_of[start], programme.layer_of[end - 1] + 1
-    low += 1 if begin[low] < start else 0
-    high -= 1 if begin[high] > end or programme.free_end[end - 1] else 0
+    low += 1 if programme.layer_begin[low] < start else 0
+    high -= 1 if programme.layer_begin[high] > end or programme.free_end[end - 1] else 0
     if high <= low:
         return True
-    held = programme.held_prefix[option, begin[high]] - programme.held_prefix[option, begin[low]]
+    held = programme.held_prefix[option, programme.layer_begin[high]]
+    held -= programme.held_prefix[option, programme.layer_begin[low]]
     kept = min(behind + 1, programme.most_in_flight) * held
     excess = state + kept + max(programme.least_reserved[option], weight) - programme.limit_bytes
     if excess > 0.0:
-        more_s = np.nextafter(most_s - seconds, np.inf)
+        more_s = nextafter(most_s - seconds, INF)
         seconds += _relaxed_s(option, behind, excess, more_s, (-1, low, high, -1), programme)
-    return bool(seconds <= most_s)
+    return seconds <= most_s
 
 
-@njit(**PER_STAGE)
+@cython.cfunc
 def _furthest(
-    option: int,
-    behind: int,
-    start: tuple[int, int],
-    cap_s: float,
-    programme: OperatorProgramme,
-) -> int:
+    option: cython.longlong,
+    behind: cython.longlong,
+    start: tuple[cython.longlong, cython.longlong],
+    cap_s: cython.double,
+    programme: ProgrammeViews,
+) -> cython.longlong:
     """Return the last end of a stage with a given start, or the end reached without it."""
     first, low = start
     high = programme.time_prefix_s.shape[1] - 1
@@ -112,14 +181,14 @@ def _furthest(
     return low
 
 
-@njit(**PER_STAGE)
+@cython.cfunc
 def _earliest(
-    option: int,
-    behind: int,
-    end: tuple[int, int],
-    cap_s: float,
-    programme: OperatorProgramme,
-) -> int:
+    option: cython.longlong,
+    behind: cython.longlong,
+    end: tuple[cython.longlong, cython.longlong],
+    cap_s: cython.double,
+    programme: ProgrammeViews,
+) -> cython.longlong:
     """Return the first start of a stage with a given end, or the start reached without it."""
     last, high = end
     low = 0
@@ -134,13 +203,13 @@ def _earliest(
     return low
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def fill_rows(
-    cap_s: float,
-    cuts: IntArray,
-    programme: OperatorProgramme,
-    blocks: Blocks,
-    row_high: IntArray,
+    cap_s: cython.double,
+    cuts: cython.const[cython.longlong][::1],
+    programme: ProgrammeViews,
+    blocks: BlocksViews,
+    row_high: cython.longlong[:, ::1],
 ) -> None:
     """Give each start of a table the ends of its blocks, as far as the cap allows.
 
@@ -148,54 +217,61 @@ def fill_rows(
     ``cuts`` has shape ``(C,)``. The rows of ``blocks`` and ``row_high``, shape ``(T, C)``, are
     overwritten.
     """
+    high: cython.longlong
+    low: cython.longlong
     row_low, row_begin = blocks.row_low, blocks.row_begin
-    row_low[:] = cuts.size
-    for block in range(blocks.behind.size):
+    row_low[:, :] = cuts.shape[0]
+    for block in range(blocks.behind.shape[0]):
         table = blocks.table[block]
         for start in range(blocks.low_start[block], blocks.high_start[block]):
             low = max(start + 1, blocks.low_end[block])
             row_low[table, start] = min(row_low[table, start], low)
             row_high[table, start] = max(row_high[table, start], blocks.high_end[block])
     begin = 0
-    for table in range(blocks.example.size):
-        for start in range(cuts.size):
+    for table in range(blocks.example.shape[0]):
+        for start in range(cuts.shape[0]):
             low, high = row_low[table, start], row_high[table, start]
             if low < high:
                 high = _last_end(cap_s, (table, start, low, high), cuts, programme, blocks) + 1
             row_begin[table, start] = begin
             begin += max(high - low, 0)
-        row_begin[table, cuts.size] = begin
+        row_begin[table, cuts.shape[0]] = begin
 
 
-@njit(**PER_STAGE)
+@cython.cfunc
 def _last_end(
-    cap_s: float,
-    row: tuple[int, int, int, int],
-    cuts: IntArray,
-    programme: OperatorProgramme,
-    blocks: Blocks,
-) -> int:
+    cap_s: cython.double,
+    row: tuple[cython.longlong, cython.longlong, cython.longlong, cython.longlong],
+    cuts: cython.const[cython.longlong][::1],
+    programme: ProgrammeViews,
+    blocks: BlocksViews,
+) -> cython.longlong:
     """Return the last end of a row at which some option's operators take at most the cap."""
     table, start, low, high = row
     last, example = low - 1, blocks.example[table]
     size = blocks.size[example]
     place = programme.num_devices - blocks.taken[example] - size
-    for option in range(programme.devices.size):
+    for option in range(programme.devices.shape[0]):
         if programme.devices[option] == size and programme.allowed[option, place]:
-            prefix_s, end = programme.time_prefix_s[option], high - 1
+            end = high - 1
+            start_s = programme.time_prefix_s[option, cuts[start]]
             while last < end:
                 middle = (last + end + 1) // 2
-                if prefix_s[cuts[middle]] - prefix_s[cuts[start]] <= cap_s:
+                if programme.time_prefix_s[option, cuts[middle]] - start_s <= cap_s:
                     last = middle
                 else:
                     end = middle - 1
     return last
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def trim_rows(
-    wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
-) -> int:
+    wanted: cython.const[cython.uchar][::1],
+    blocks: BlocksViews,
+    row_low: cython.longlong[:, ::1],
+    row_begin: cython.longlong[:, ::1],
+    values: cython.double[::1],
+) -> cython.longlong:
     """Cut rows to the range from the first to the last wanted stage.
 
     Args:
@@ -208,7 +284,9 @@ def trim_rows(
     Returns:
         Number of stages that remain.
     """
-    size = 0
+    end: cython.longlong
+    first: cython.longlong
+    size: cython.longlong = 0
     for table in range(row_low.shape[0]):
         for start in range(row_low.shape[1]):
             begin, end = blocks.row_begin[table, start], blocks.row_begin[table, start + 1]
@@ -226,14 +304,14 @@ def trim_rows(
     return size
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def fill_most(
-    cap_s: float,
-    limit_s: float,
-    num_later: int,
-    floor_s: float,
-    stage_s: FloatArray,
-    through_s: FloatArray,
+    cap_s: cython.double,
+    limit_s: cython.double,
+    num_later: cython.longlong,
+    floor_s: cython.double,
+    stage_s: cython.const[cython.double][::1],
+    through_s: cython.double[::1],
 ) -> None:
     """Compute the longest time that each stage may take in a chain that costs less than a limit.
 
@@ -248,24 +326,26 @@ def fill_most(
         through_s: Shape ``(E,)``. Bounds from `fill_through`. Overwritten with the longest times;
             negative infinity if no such chain contains the stage.
     """
-    for index in range(stage_s.size):
+    below_s: cython.double
+    most_s: cython.double
+    for index in range(stage_s.shape[0]):
         if through_s[index] < limit_s:
             left_s = limit_s - through_s[index]
             below_s = max(floor_s - stage_s[index], 0.0) + left_s / (num_later + 1)
             most_s = stage_s[index] + min(left_s, below_s) * (1 + 1e-9)
             through_s[index] = min(most_s, cap_s)
         else:
-            through_s[index] = -np.inf
+            through_s[index] = -INF
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def fill_stages(
-    cap_s: float,
-    cuts: IntArray,
-    blocks: Blocks,
-    programme: OperatorProgramme,
-    most_s: FloatArray,
-    stage_s: FloatArray,
+    cap_s: cython.double,
+    cuts: cython.const[cython.longlong][::1],
+    blocks: BlocksViews,
+    programme: ProgrammeViews,
+    most_s: cython.const[cython.double][::1],
+    stage_s: cython.double[::1],
 ) -> None:
     """Bound the time of every stage of every block from below.
 
@@ -278,76 +358,98 @@ def fill_stages(
             such limit, and recompute is left out of the bounds.
         stage_s: Shape ``(E,)``. Overwritten with the bounds.
     """
-    stage_s[:] = np.inf
-    for table in range(blocks.example.size):
+    stage_s[:] = INF
+    for table in range(blocks.example.shape[0]):
         size = blocks.size[blocks.example[table]]
         place = programme.num_devices - blocks.taken[blocks.example[table]] - size
-        for option in range(programme.devices.size):
+        for option in range(programme.devices.shape[0]):
             if programme.devices[option] == size and programme.allowed[option, place]:
-                _fill_table(cap_s, table, (option, place), cuts, blocks, programme, most_s, stage_s)
+                _fill_table(cap_s, table, option, place, cuts, blocks, programme, most_s, stage_s)
 
 
-@njit(**PER_STAGE)
+@cython.cfunc
 def _fill_table(
-    cap_s: float,
-    table: int,
-    use: tuple[int, int],
-    cuts: IntArray,
-    blocks: Blocks,
-    programme: OperatorProgramme,
-    most_s: FloatArray,
-    stage_s: FloatArray,
+    cap_s: cython.double,
+    table: cython.longlong,
+    option: cython.longlong,
+    place: cython.longlong,
+    cuts: cython.const[cython.longlong][::1],
+    blocks: BlocksViews,
+    programme: ProgrammeViews,
+    most_s: cython.const[cython.double][::1],
+    stage_s: cython.double[::1],
 ) -> None:
     """Lower the bounds of a table's stages to those of one option."""
-    option, _ = use
-    flying = float(min(blocks.behind[blocks.example[table]] + 1, programme.most_in_flight))
-    # Upper bound on the reserve of any stage: the largest values of all operators.
-    reserves = (
-        _largest(programme.forward_reserved[option])
-        + _largest(programme.backward_reserved[option])
-        + _largest(programme.again_bytes[option])
-    )
-    for row in range(cuts.size - 1):  # no stage begins at the end
-        begin, end = blocks.row_begin[table, row], blocks.row_begin[table, row + 1]
-        ends = cuts[blocks.row_low[table, row] :]
+    behind: cython.longlong = blocks.behind[blocks.example[table]] + 1
+    flying: cython.double = min(behind, programme.most_in_flight)
+    reserves = _largest_reserves(option, programme)
+    for row in range(cuts.shape[0] - 1):  # no stage begins at the end
         _fill_row(
-            (cap_s, flying, reserves),
-            (cuts[row], begin, end),
-            use,
-            ends,
+            cap_s,
+            flying,
+            reserves,
+            table,
+            row,
+            option,
+            place,
+            cuts,
+            blocks,
             programme,
             most_s,
             stage_s,
         )
 
 
-@njit(**INLINED)
+@cython.cfunc
+def _largest_reserves(option: cython.longlong, programme: ProgrammeViews) -> cython.double:
+    """Bound the reserve of any stage from above: the largest values of all operators."""
+    forward: cython.double = 0.0
+    backward: cython.double = 0.0
+    again: cython.double = 0.0
+    for index in range(programme.forward_reserved.shape[1]):
+        forward = max(forward, programme.forward_reserved[option, index])
+        backward = max(backward, programme.backward_reserved[option, index])
+        again = max(again, programme.again_bytes[option, index])
+    return forward + backward + again
+
+
+@cython.cfunc
 def _fill_row(
-    limits: tuple[float, float, float],
-    row: tuple[int, int, int],
-    use: tuple[int, int],
-    ends: IntArray,
-    programme: OperatorProgramme,
-    most_s: FloatArray,
-    stage_s: FloatArray,
+    cap_s: cython.double,
+    flying: cython.double,
+    reserves: cython.double,
+    table: cython.longlong,
+    row: cython.longlong,
+    option: cython.longlong,
+    place: cython.longlong,
+    cuts: cython.const[cython.longlong][::1],
+    blocks: BlocksViews,
+    programme: ProgrammeViews,
+    most_s: cython.const[cython.double][::1],
+    stage_s: cython.double[::1],
 ) -> None:
     """Lower the bounds of the stages that begin at one operator to those of one option."""
-    (cap_s, flying, reserves), (start, begin, stop), (option, place) = limits, row, use
+    forward: cython.double = 0.0
+    backward: cython.double = 0.0
+    again: cython.double = 0.0
+    seconds: cython.double
+    spare: cython.double
+    known_s: cython.double
+    begin, stop = blocks.row_begin[table, row], blocks.row_begin[table, row + 1]
+    start, first_end = cuts[row], blocks.row_low[table, row]
+    front, back = programme.edge_kind[place], programme.edge_kind[place + programme.devices[option]]
     time_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
-    start_s = programme.start_s[option, programme.edge_kind[place]]
-    end_s = programme.end_s[option, programme.edge_kind[place + programme.devices[option]]]
-    step_s, step = programme.step_end_prefix_s[option], _step_of(option, programme)
     state, held = programme.state_prefix[option], programme.held_prefix[option]
     weight, kept = programme.weight_prefix[option], programme.input_bytes[option, start]
-    forward, backward, again, seen = 0.0, 0.0, 0.0, start
+    seen = start
     for index in range(begin, stop):
-        end = ends[index - begin]
+        end = cuts[first_end + index - begin]
         if time_s[end] - time_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
             break
-        seconds = _plain_s(start, end, time_s, join_s, start_s, end_s, step_s, step)
+        seconds = _plain_s(option, start, end, front, back, programme)
         if seconds > cap_s or seconds >= stage_s[index]:
             continue
-        if most_s.size > 0:
+        if most_s.shape[0] > 0:
             if seconds > most_s[index]:
                 continue
             while seen < end - programme.spared and forward + backward + again < reserves:
@@ -361,162 +463,132 @@ def _fill_row(
             excess = again + (needed - programme.limit_bytes)
             if excess > 0.0:
                 known_s = min(most_s[index], stage_s[index]) - seconds
-                seconds += _recompute_s(excess, flying, known_s, (start, end), option, programme)
+                seconds += _recompute_s(excess, flying, known_s, start, end, option, programme)
         if seconds <= cap_s:
             stage_s[index] = min(stage_s[index], seconds)
 
 
-@njit(**INLINED)
+@cython.cfunc
 def _recompute_s(
-    excess: float,
-    flying: float,
-    known_s: float,
-    stage: tuple[int, int],
-    option: int,
-    programme: OperatorProgramme,
-) -> float:
+    excess: cython.double,
+    flying: cython.double,
+    known_s: cython.double,
+    start: cython.longlong,
+    end: cython.longlong,
+    option: cython.longlong,
+    programme: ProgrammeViews,
+) -> cython.double:
     """Bound the seconds of recompute that save ``excess`` bytes of a stage, by `relaxed_s`."""
-    start, end = stage
+    low: cython.longlong
+    part: cython.longlong
+    whole: cython.longlong
     first, whole = programme.layer_of[start], programme.layer_of[end - 1]
     part = programme.operator_place[start] if whole > first else -1
-    share = programme.relaxed[option]
-    seconds: float = relaxed_s(
-        excess,
-        flying,
-        known_s,
-        programme.hints,
-        programme.charged[share],
-        programme.levels[share],
-        programme.rest[share],
-        programme.layers[share],
-        programme.head[share],
-        (part, min(first + 1, whole), whole, programme.operator_place[end - 1]),
-    )
+    low = min(first + 1, whole)
+    last: cython.longlong = programme.operator_place[end - 1]
+    row = programme.relaxed[option]
+    return relaxed_s(excess, flying, known_s, programme.relaxation, row, (part, low, whole, last))
+
+
+@cython.ccall
+def plain_s(
+    option: cython.longlong,
+    place: cython.longlong,
+    start: cython.longlong,
+    end: cython.longlong,
+    programme: ProgrammeViews,
+) -> cython.double:
+    """Return the time of a stage without recompute; infinite above the cap on step ends."""
+    last: cython.longlong = min(place + programme.devices[option], programme.num_devices)
+    front, back = programme.edge_kind[place], programme.edge_kind[last]
+    return _plain_s(option, start, end, front, back, programme)
+
+
+@cython.cfunc
+@cython.inline
+def _plain_s(
+    option: cython.longlong,
+    start: cython.longlong,
+    end: cython.longlong,
+    front: cython.longlong,
+    back: cython.longlong,
+    programme: ProgrammeViews,
+) -> cython.double:
+    """Return the same, given the kinds of the edges in front and behind."""
+    edges_s: cython.double = 0.0
+    if stage_end_s(option, start, end, programme) > programme.step_end_cap_s:
+        return INF
+    if start > 0:
+        edges_s += programme.start_s[option, front, start]
+    if end < programme.time_prefix_s.shape[1] - 1:
+        edges_s += programme.end_s[option, back, end]
+    own_s = programme.time_prefix_s[option, end] - programme.time_prefix_s[option, start]
+    join_s = programme.join_prefix_s[option, end - 1] - programme.join_prefix_s[option, start]
+    return own_s + join_s + edges_s
+
+
+@cython.ccall
+def stage_end_s(
+    option: cython.longlong,
+    start: cython.longlong,
+    end: cython.longlong,
+    programme: ProgrammeViews,
+) -> cython.double:
+    """Return the seconds of a stage's step end."""
+    seconds: cython.double = programme.step_start_s[option]
+    last = programme.step_end_prefix_s.shape[1] - 1
+    step_s = programme.step_end_prefix_s[option, end] - programme.step_end_prefix_s[option, start]
+    seconds = seconds + step_s
+    if (start == 0) != (end == last):
+        seconds += programme.tied_s[option]
     return seconds
 
 
-@njit(**PER_STAGE)
-def _largest(values: FloatArray) -> float:
-    largest = 0.0
-    for value in values:
-        largest = max(largest, value)
-    return largest
-
-
-@kept(**COUNTLESS)
-def plain_s(option: int, place: int, start: int, end: int, programme: OperatorProgramme) -> float:
-    """Return the time of a stage without recompute; infinite above the cap on step ends."""
-    last = min(place + programme.devices[option], programme.num_devices)
-    return float(
-        _plain_s(
-            start,
-            end,
-            programme.time_prefix_s[option],
-            programme.join_prefix_s[option],
-            programme.start_s[option, programme.edge_kind[place]],
-            programme.end_s[option, programme.edge_kind[last]],
-            programme.step_end_prefix_s[option],
-            _step_of(option, programme),
-        )
-    )
-
-
-@kept(**COUNTLESS)
-def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
-    """Return the seconds of a stage's step end."""
-    step_s = programme.step_end_prefix_s[option]
-    return float(_stage_end_s(start, end, step_s, _step_of(option, programme)))
-
-
-@njit(**PER_STAGE)
-def _step_of(option: int, programme: OperatorProgramme) -> tuple[float, float, float]:
-    """Return an option's step start, its time of tied weights, and the cap on step ends."""
-    tied_s, cap_s = programme.tied_s[option], programme.step_end_cap_s
-    return programme.step_start_s[option], tied_s, cap_s
-
-
-@njit(**INLINED)
-def _plain_s(
-    start: int,
-    end: int,
-    time_s: FloatArray,
-    join_s: FloatArray,
-    start_s: FloatArray,
-    end_s: FloatArray,
-    step_s: FloatArray,
-    step: tuple[float, float, float],
-) -> float:
-    if _stage_end_s(start, end, step_s, step) > step[2]:
-        return np.inf
-    edges_s = 0.0
-    if start > 0:
-        edges_s += start_s[start]
-    if end < time_s.size - 1:
-        edges_s += end_s[end]
-    own_s = time_s[end] - time_s[start]
-    return float(own_s + (join_s[end - 1] - join_s[start]) + edges_s)
-
-
-@njit(**INLINED)
-def _stage_end_s(
-    start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
-) -> float:
-    seconds = step[0] + (step_s[end] - step_s[start])
-    if (start == 0) != (end == step_s.size - 1):
-        seconds += step[1]
-    return float(seconds)
-
-
-@kept(**COUNTLESS)
+@cython.ccall
 def excess_of(
-    option: int, behind: int, start: int, end: int, reserved: float, programme: OperatorProgramme
-) -> float:
+    option: cython.longlong,
+    behind: cython.longlong,
+    start: cython.longlong,
+    end: cython.longlong,
+    reserved: cython.double,
+    programme: ProgrammeViews,
+) -> cython.double:
     """Return the bytes above the limit without recompute, leaving out peaks."""
-    state, held = programme.state_prefix[option], programme.held_prefix[option]
-    weight = programme.weight_prefix[option]
-    kept = programme.input_bytes[option, start] + (held[end] - held[start])
-    spare = max(reserved, weight[end] - weight[start])
-    fixed = (state[end] - state[start]) + spare
-    return float(fixed + min(behind + 1, programme.most_in_flight) * kept - programme.limit_bytes)
+    flying: cython.longlong = min(behind + 1, programme.most_in_flight)
+    held = programme.held_prefix[option, end] - programme.held_prefix[option, start]
+    weight = programme.weight_prefix[option, end] - programme.weight_prefix[option, start]
+    state = programme.state_prefix[option, end] - programme.state_prefix[option, start]
+    spare: cython.double = max(reserved, weight)
+    kept = programme.input_bytes[option, start] + held
+    return (state + spare) + flying * kept - programme.limit_bytes
 
 
-@njit(**PER_STAGE)
+@cython.cfunc
 def _relaxed_s(
-    option: int,
-    behind: int,
-    excess: float,
-    known_s: float,
-    where: tuple[int, int, int, int],
-    programme: OperatorProgramme,
-) -> float:
+    option: cython.longlong,
+    behind: cython.longlong,
+    excess: cython.double,
+    known_s: cython.double,
+    where: tuple[cython.longlong, cython.longlong, cython.longlong, cython.longlong],
+    programme: ProgrammeViews,
+) -> cython.double:
     """Bound the recompute time that parts of a stage need to save ``excess`` bytes."""
+    flying: cython.double = min(behind + 1, programme.most_in_flight)
     row = programme.relaxed[option]
-    bound_s = relaxed_s(
-        excess,
-        float(min(behind + 1, programme.most_in_flight)),
-        known_s,
-        programme.hints,
-        programme.charged[row],
-        programme.levels[row],
-        programme.rest[row],
-        programme.layers[row],
-        programme.head[row],
-        where,
-    )
-    return float(bound_s)
+    return relaxed_s(excess, flying, known_s, programme.relaxation, row, where)
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def cheapest_operators(
-    cap_s: float,
-    cuts: IntArray,
-    blocks: Blocks,
-    stage_s: FloatArray,
-    num_stages_allowed: tuple[int, int],
-    best_s: FloatArray,
-    choice: IntArray,
-    path: IntArray,
-) -> tuple[float, float, int, float]:
+    cap_s: cython.double,
+    cuts: cython.const[cython.longlong][::1],
+    blocks: BlocksViews,
+    stage_s: cython.const[cython.double][::1],
+    num_stages_allowed: tuple[cython.longlong, cython.longlong],
+    best_s: cython.double[:, :, ::1],
+    choice: cython.longlong[:, :, :, ::1],
+    path: cython.longlong[::1],
+) -> tuple[cython.double, cython.double, cython.longlong, cython.double]:
     """Find the chain of stages with the smallest sum of times and no stage above ``cap_s``.
 
     Args:
@@ -533,11 +605,13 @@ def cheapest_operators(
     Returns:
         ``(sum_s, slowest_s, num_stages, next_cap_s)`` as `partition.kernels.cheapest_chain`.
     """
-    num_devices, last_cut = best_s.shape[1] - 1, cuts.size - 1
-    best_s[:] = np.inf
+    next_cap_s: cython.double
+    num_stages: cython.longlong
+    num_devices, last_cut = best_s.shape[1] - 1, cuts.shape[0] - 1
+    best_s[:, :, :] = INF
     best_s[0, 0, last_cut] = 0.0
-    next_cap_s = np.inf
-    for block in range(blocks.behind.size):
+    next_cap_s = INF
+    for block in range(blocks.behind.shape[0]):
         behind, taken = blocks.behind[block], blocks.taken[block]
         source, target = best_s[behind, taken], best_s[behind + 1, taken + blocks.size[block]]
         picks = choice[behind + 1, taken + blocks.size[block]]
@@ -550,20 +624,23 @@ def cheapest_operators(
                 elif source[end] + seconds < target[start]:
                     target[start] = source[end] + seconds
                     picks[start, 0], picks[start, 1] = block, end
-    sum_s, num_stages = np.inf, 0
+    sum_s, num_stages = INF, 0
     for stages in range(num_stages_allowed[0], num_stages_allowed[1] + 1):
         if best_s[stages, num_devices, 0] < sum_s:
             sum_s, num_stages = best_s[stages, num_devices, 0], stages
     if num_stages == 0:
-        return np.inf, np.inf, 0, max(next_cap_s, np.nextafter(cap_s, np.inf))
+        return INF, INF, 0, max(next_cap_s, nextafter(cap_s, INF))
     slowest_s = walk_stages(num_stages, blocks, stage_s, choice, path)
     return sum_s, slowest_s, num_stages, next_cap_s
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def least_slowest(
-    blocks: Blocks, stage_s: FloatArray, num_stages_allowed: tuple[int, int], best_s: FloatArray
-) -> float:
+    blocks: BlocksViews,
+    stage_s: cython.const[cython.double][::1],
+    num_stages_allowed: tuple[cython.longlong, cython.longlong],
+    best_s: cython.double[:, :, ::1],
+) -> cython.double:
     """Return the least possible time of a chain's slowest stage; infinite if there is no chain.
 
     Args:
@@ -573,10 +650,11 @@ def least_slowest(
         best_s: Shape ``(S + 1, G + 1, C)``. Overwritten, by number of stages, number of devices and
             cut: the least possible slowest stage of those that take all operators from the cut on.
     """
+    least_s: cython.double
     num_devices, last_cut = best_s.shape[1] - 1, best_s.shape[2] - 1
-    best_s[:] = np.inf
+    best_s[:, :, :] = INF
     best_s[0, 0, last_cut] = 0.0
-    for block in range(blocks.behind.size):
+    for block in range(blocks.behind.shape[0]):
         behind, taken = blocks.behind[block], blocks.taken[block]
         source, target = best_s[behind, taken], best_s[behind + 1, taken + blocks.size[block]]
         for start in range(blocks.low_start[block], blocks.high_start[block]):
@@ -585,14 +663,16 @@ def least_slowest(
             for end in range(low, high):
                 least_s = min(least_s, max(source[end], stage_s[offset + end]))
             target[start] = least_s
-    least_s = np.inf
+    least_s = INF
     for stages in range(num_stages_allowed[0], num_stages_allowed[1] + 1):
         least_s = min(least_s, best_s[stages, num_devices, 0])
-    return float(least_s)
+    return least_s
 
 
-@njit(**PER_STAGE)
-def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
+@cython.cfunc
+def _row(
+    block: cython.longlong, start: cython.longlong, blocks: BlocksViews
+) -> tuple[cython.longlong, cython.longlong, cython.longlong]:
     """Return a block's range of ends at a start, and the number that turns an end into an index."""
     table = blocks.table[block]
     begin, low = blocks.row_begin[table, start], blocks.row_low[table, start]
@@ -600,17 +680,23 @@ def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
     return max(low, blocks.low_end[block]), min(high, blocks.high_end[block]), begin - low
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def walk_stages(
-    num_stages: int, blocks: Blocks, stage_s: FloatArray, choice: IntArray, path: IntArray
-) -> float:
+    num_stages: cython.longlong,
+    blocks: BlocksViews,
+    stage_s: cython.const[cython.double][::1],
+    choice: cython.const[cython.longlong][:, :, :, ::1],
+    path: cython.longlong[::1],
+) -> cython.double:
     """Write the stages of the chain to ``path``, first stage first; return the slowest time.
 
     ``path``, of at least ``num_stages`` entries, gets the index of each stage. ``blocks`` ascend by
     the stages behind them; ``stage_s`` has shape ``(E,)``, and ``choice``, from
     `cheapest_operators`, shape ``(S + 1, G + 1, C, 2)``.
     """
-    taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
+    slowest_s: cython.double = 0.0
+    start: cython.longlong = 0
+    taken: cython.longlong = choice.shape[1] - 1
     for stage in range(num_stages):
         remaining = num_stages - stage
         block, end = choice[remaining, taken, start, 0], choice[remaining, taken, start, 1]
@@ -620,15 +706,15 @@ def walk_stages(
     return slowest_s
 
 
-@kept(**COUNTLESS)
+@cython.ccall
 def fill_through(
-    blocks: Blocks,
-    stage_s: FloatArray,
-    num_later: int,
-    floor_s: float,
-    best_s: FloatArray,
-    front_s: FloatArray,
-    through_s: FloatArray,
+    blocks: BlocksViews,
+    stage_s: cython.const[cython.double][::1],
+    num_later: cython.longlong,
+    floor_s: cython.double,
+    best_s: cython.const[cython.double][:, :, ::1],
+    front_s: cython.double[:, :, ::1],
+    through_s: cython.double[::1],
 ) -> None:
     """Compute, per stage, a lower bound on the objective of every chain that contains it.
 
@@ -641,11 +727,12 @@ def fill_through(
         front_s: Shape ``(S + 1, G + 1, C)``. Overwritten: the same for all operators up to a cut.
         through_s: Shape ``(E,)``. Overwritten with the bounds.
     """
-    front_s[:] = np.inf
+    total_s: cython.double
+    front_s[:, :, :] = INF
     for stages in range(1, best_s.shape[0]):
         front_s[stages, best_s.shape[1] - 1, 0] = 0.0
-    through_s[:] = np.inf
-    for block in range(blocks.behind.size - 1, -1, -1):
+    through_s[:] = INF
+    for block in range(blocks.behind.shape[0] - 1, -1, -1):
         behind, taken = blocks.behind[block], blocks.taken[block]
         before_start = front_s[behind + 1, taken + blocks.size[block]]
         before_end, after = front_s[behind, taken], best_s[behind, taken]

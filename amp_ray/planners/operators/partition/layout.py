@@ -14,7 +14,7 @@ from amp_ray.cost.stages import prefix_sums
 from amp_ray.planners.operators.partition.kernels import fill_back, fill_front, fill_rows
 from amp_ray.planners.operators.partition.problem import OperatorProblem
 from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme
-from amp_ray.planners.operators.recompute.kernels import fill_levels, fill_relaxation
+from amp_ray.planners.operators.recompute.kernels import Relaxation, fill_levels, fill_relaxation
 
 MOST_PEAKS = 16
 MOST_LEVELS = 40
@@ -90,15 +90,15 @@ def _relaxation(problem: OperatorProblem, kinds: LayerKinds) -> dict[str, Any]:
         )
         whole = rest[number][:, :, kinds.begin[kinds.kind]]
         np.cumsum(whole, axis=2, out=layers[number][:, :, 1:])
-    return {
-        "relaxed": row.reshape(-1),
-        "charged": charged,
-        "levels": levels,
-        "rest": rest,
-        "layers": layers,
-        "head": head,
-        "hints": np.zeros(charged.shape[1] + 1, np.int64),
-    }
+    tables = Relaxation(
+        hints=np.zeros(charged.shape[1] + 1, np.int64),
+        charged=charged,
+        levels=levels,
+        rest=rest,
+        layers=layers,
+        head=head,
+    )
+    return {"relaxed": row.reshape(-1), "relaxation": tables}
 
 
 def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -166,7 +166,7 @@ def blocks_within(
     front, num_devices = front_within(cap_s, problem, programme), programme.num_devices
     # By stages and devices behind: first operator from which they can hold the rest of the chain
     back = np.empty_like(front)
-    fill_back(cap_s, programme, back)
+    fill_back(cap_s, programme.views, back)
     # By stages and devices behind a cut: first and last index of the cuts that are possible there
     low = np.searchsorted(cuts, back)
     high = np.searchsorted(cuts, front[:, ::-1], side="right")
@@ -200,7 +200,7 @@ def blocks_within(
         row_low=np.empty(shape, np.int64),
         row_begin=np.empty((shape[0], shape[1] + 1), np.int64),
     )
-    fill_rows(cap_s, cuts, programme, blocks, np.zeros(shape, np.int64))
+    fill_rows(cap_s, cuts, programme.views, blocks.views, np.zeros(shape, np.int64))
     return blocks
 
 
@@ -228,7 +228,7 @@ def front_within(cap_s: float, problem: OperatorProblem, programme: OperatorProg
         operators that the stages in front can hold.
     """
     front = np.empty((problem.most_stages + 1, programme.num_devices + 1), np.int64)
-    fill_front(cap_s, programme, front)
+    fill_front(cap_s, programme.views, front)
     return front
 
 

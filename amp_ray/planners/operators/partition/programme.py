@@ -1,14 +1,18 @@
-"""Inputs and outputs of the kernels for chains of operators: named tuples of arrays.
+"""Inputs and outputs of the kernels for chains of operators: arrays."""
 
-Numba's cached kernels name this module; moving it makes the caches of older checkouts unreadable.
-"""
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
 
-from typing import NamedTuple
+import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.planners.operators.partition.kernels import BlocksViews, ProgrammeViews
+from amp_ray.planners.operators.recompute.kernels import Relaxation
 
 
-class OperatorProgramme(NamedTuple):
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorProgramme:
     """A problem laid out for kernels: V options, L operators, Y layers, G devices."""
 
     time_prefix_s: FloatArray  # shape ``(V, L + 1)``
@@ -33,14 +37,8 @@ class OperatorProgramme(NamedTuple):
     layer_begin: IntArray  # shape ``(Y + 1,)``
     layer_of: IntArray  # shape ``(L,)``
     operator_place: IntArray  # shape ``(L,)``. Index among the operators of all kinds of layers.
-    relaxed: IntArray  # shape ``(V,)``. Row of each option in the five tables below.
-    charged: FloatArray  # shape ``(R, P)``. See `recompute.kernels.relaxed_s`.
-    levels: FloatArray  # shape ``(R, P, N)``
-    rest: FloatArray  # shape ``(R, P, N, O, 2)``
-    layers: FloatArray  # shape ``(R, P, N, Y + 1, 2)``
-    head: FloatArray  # shape ``(R, P, N, O, 2)``
-    # Shape ``(P + 1,)``. Levels and peak of the last bound, at which the next search begins.
-    hints: IntArray
+    relaxed: IntArray  # shape ``(V,)``. Row of each option in the tables of the relaxation.
+    relaxation: Relaxation
     limit_bytes: float  # of every device
     num_devices: int  # ``G``
     most_in_flight: int  # most micro-batches that a stage holds at once
@@ -50,8 +48,16 @@ class OperatorProgramme(NamedTuple):
     tied_s: FloatArray  # shape ``(V,)``
     step_end_cap_s: float  # no stage may have a longer step end
 
+    @cached_property
+    def views(self) -> ProgrammeViews:
+        """The same for the kernels."""
+        given = _by_name(self).items()
+        arrays = {name: np.ascontiguousarray(a) for name, a in given if isinstance(a, np.ndarray)}
+        return ProgrammeViews(**_by_name(self) | arrays)
 
-class Blocks(NamedTuple):
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blocks:
     """Stages to price, in blocks; each block is a rectangle of starts and ends.
 
     Blocks whose stages have the same options, edges and stages behind share a table. It has a row
@@ -72,7 +78,16 @@ class Blocks(NamedTuple):
     # is the first one of the next.
     row_begin: IntArray
 
+    @cached_property
+    def views(self) -> BlocksViews:
+        """The same for the kernels."""
+        return BlocksViews(**_by_name(self))
+
     @property
     def num_stages(self) -> int:
         """Length of arrays over all stages."""
         return int(self.row_begin[-1, -1]) if self.row_begin.size else 0
+
+
+def _by_name(of: OperatorProgramme | Blocks) -> dict[str, Any]:
+    return {field.name: getattr(of, field.name) for field in fields(of)}

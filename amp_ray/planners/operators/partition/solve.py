@@ -158,7 +158,7 @@ class _Search:
             least_s = self._least_step_end_s(limit_s, least_s, longest_s)
             if lower_s + least_s >= limit_s:
                 return best, bound_s
-            everywhere.shorten(self.programme._replace(step_end_cap_s=longest_s))
+            everywhere.shorten(replace(self.programme, step_end_cap_s=longest_s))
         return best, min(bound_s, lower_s + least_s)
 
     def _least_step_end_s(self, limit_s: float, known_s: float, most_s: float) -> float:
@@ -172,7 +172,7 @@ class _Search:
         gap_s = high_s * STEP_END_GAP ** (2 if self.problem.is_long else 1)
         while high_s - low_s > gap_s:
             middle_s = (low_s + high_s) / 2
-            programme = self.programme._replace(step_end_cap_s=middle_s)
+            programme = replace(self.programme, step_end_cap_s=middle_s)
             if front_within(cap_s, self.problem, programme)[0, -1] >= self.problem.num_operators:
                 high_s = middle_s
             else:
@@ -244,7 +244,7 @@ class _Caps(CapSearch):
         cheapest: tuple[float, float, int, float] = cheapest_operators(
             cap_s,
             self.cuts,
-            self.blocks,
+            self.blocks.views,
             self.stage_s,
             (1, self.most_stages),
             self.best_s,
@@ -256,7 +256,7 @@ class _Caps(CapSearch):
     def keep(self, num_stages: int) -> None:
         """Store the chain that is in the kernel's arrays."""
         path = np.empty(num_stages, np.int64)
-        walk_stages(num_stages, self.blocks, self.stage_s, self.choice, path)
+        walk_stages(num_stages, self.blocks.views, self.stage_s, self.choice, path)
         self.path = path.tolist()
 
 
@@ -286,7 +286,7 @@ class Round:
         self.programme = self.prices.programme = programme
         for index, option in list(self.option.items()):
             start, end, *_ = self._place(index)
-            if stage_end_s(option, start, end, programme) > programme.step_end_cap_s:
+            if stage_end_s(option, start, end, programme.views) > programme.step_end_cap_s:
                 self.upper_s[index] = np.inf
                 del self.option[index]
 
@@ -319,7 +319,9 @@ class Round:
     def _fill(self, cap_s: float, limit_s: float) -> None:
         """Bound stages from below; add recompute for stages that a better chain could contain."""
         self.lower_s = np.empty(self.blocks.num_stages)
-        fill_stages(cap_s, self.cuts, self.blocks, self.programme, np.zeros(0), self.lower_s)
+        fill_stages(
+            cap_s, self.cuts, self.blocks.views, self.programme.views, np.zeros(0), self.lower_s
+        )
         search = self._search(self.lower_s, limit_s)
         floor_s, later = self._floor_s(search), self.problem.num_micro_batches - 1
         most_s = self._through_s(search, floor_s)
@@ -327,15 +329,15 @@ class Round:
         fill_most(cap_s, limit_s, later, floor_s, self.lower_s, most_s)
         most_s = self._kept(wanted, most_s)
         self.lower_s = np.empty(len(most_s))
-        fill_stages(cap_s, self.cuts, self.blocks, self.programme, most_s, self.lower_s)
+        fill_stages(cap_s, self.cuts, self.blocks.views, self.programme.views, most_s, self.lower_s)
         self.lower_s = self._kept(self.lower_s < math.inf, self.lower_s)
 
     def _kept(self, wanted: BoolArray, values: FloatArray) -> FloatArray:
         """Cut each row of stages to the range that holds all wanted ones."""
         blocks = self.blocks
         low, begin = np.empty_like(blocks.row_low), np.empty_like(blocks.row_begin)
-        size = trim_rows(wanted, blocks, low, begin, values)
-        self.blocks = blocks._replace(row_low=low, row_begin=begin)
+        size = trim_rows(wanted, blocks.views, low, begin, values)
+        self.blocks = replace(blocks, row_low=low, row_begin=begin)
         return values[:size].copy()
 
     def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
@@ -368,13 +370,15 @@ class Round:
         relaxed.cheapest(math.inf)
         later = self.problem.num_micro_batches - 1
         front_s, through_s = np.empty_like(relaxed.best_s), np.empty_like(self.lower_s)
-        fill_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s, front_s, through_s)
+        fill_through(
+            self.blocks.views, self.lower_s, later, floor_s, relaxed.best_s, front_s, through_s
+        )
         return through_s
 
     def _floor_s(self, relaxed: _Caps) -> float:
         """Return a lower bound on the slowest stage of any chain."""
         allowed = 1, self.problem.most_stages
-        return float(least_slowest(self.blocks, relaxed.stage_s, allowed, relaxed.best_s))
+        return float(least_slowest(self.blocks.views, relaxed.stage_s, allowed, relaxed.best_s))
 
     def _price(self, stages: list[int]) -> None:
         for index in stages:
@@ -425,7 +429,7 @@ class Round:
             slowest_s=search.slowest_s,
             lower_bound_s=0.0,
             step_end_s=max(
-                stage_end_s(placed.option, placed.start, placed.end, self.programme)
+                stage_end_s(placed.option, placed.start, placed.end, self.programme.views)
                 for placed in stages
             ),
         )

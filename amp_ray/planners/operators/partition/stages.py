@@ -57,7 +57,7 @@ class StagePrices:
         self, option: int, place: int, behind: int, start: int, end: int, known_s: float
     ) -> tuple[float, float]:
         """Return the least time of a stage and its lower bound; stop if it is above ``known_s``."""
-        seconds = plain_s(option, place, start, end, self.programme)
+        seconds = float(plain_s(option, place, start, end, self.programme.views))
         if seconds >= known_s:
             return np.inf, seconds
         recompute = self.recompute(option, behind, start, end)
@@ -70,7 +70,7 @@ class StagePrices:
             float(table[option, start : end - self.programme.spared].max(initial=0.0))
             for table in (problem.forward_reserved_bytes, problem.backward_reserved_bytes)
         )
-        excess = float(excess_of(option, behind, start, end, reserved, self.programme))
+        excess = float(excess_of(option, behind, start, end, reserved, self.programme.views))
         excess += float(self.programme.again_bytes[option, start:end].max())
         parts = self.parts(start, end)
         if excess <= 0:
