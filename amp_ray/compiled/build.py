@@ -21,7 +21,7 @@ from amp_ray.compiled import BUILDS, PACKAGE, SHARED, SUFFIX, build_folder, dige
 DIRECTIVES: Final[Mapping[str, object]] = {
     "auto_pickle": False,
     "boundscheck": False,
-    "cdivision": True,
+    "cdivision": False,
     "infer_types": True,
     "initializedcheck": False,
     "language_level": 3,

@@ -12,7 +12,7 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.cost.kernels import (
+from amp_ray.cost.kernels.stages import (
     LikeBlocks,
     PartRows,
     earliest_starts,

@@ -14,7 +14,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import start_s
-from amp_ray.cost.kernels import RankTable, slowest_messages
+from amp_ray.cost.kernels.stages import RankTable, slowest_messages
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.memo import memoised

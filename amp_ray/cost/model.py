@@ -15,7 +15,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.columns import EXTRAPOLATED, Columns
 from amp_ray.cost.estimate import Breakdown, Estimate
-from amp_ray.cost.evaluator import Evaluator
+from amp_ray.cost.kernels.evaluator import Evaluator
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, StageMemory, stage_memory
 from amp_ray.cost.messages import MessageModel, Messages

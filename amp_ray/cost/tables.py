@@ -9,10 +9,10 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import NO_RING, Path, start_s, taken_share
-from amp_ray.cost.evaluator import Costs, Devices, Evaluator, Layout, Paths
+from amp_ray.cost.kernels.evaluator import Costs, Devices, Evaluator, Layout, Paths
 from amp_ray.cost.memory import MemoryModel
 from amp_ray.cost.nccl import SIZES
-from amp_ray.cost.rings import RingTable
+from amp_ray.cost.kernels.rings import RingTable
 from amp_ray.cost.stages import GroupKind, PlacedStages, without_context
 from amp_ray.cost.timer import chunks_in_flight, pipeline_s
 from amp_ray.cost.topology import Topology

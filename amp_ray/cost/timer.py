@@ -12,7 +12,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.instructions import Schedule
-from amp_ray.cost.kernels import time_1f1b, time_chunks
+from amp_ray.cost.kernels.stages import time_1f1b, time_chunks
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.strategies.strategy import Strategy
 

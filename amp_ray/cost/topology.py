@@ -14,7 +14,7 @@ from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.clusters.cluster import RDMA_STEP_S, Cluster, Link, Node
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
-from amp_ray.cost.kernels import LinkTable
+from amp_ray.cost.kernels.stages import LinkTable
 from amp_ray.cost.nccl import (
     Curve,
     Group,

@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.cost.collective import Path
-from amp_ray.cost.kernels import RankTable
+from amp_ray.cost.kernels.stages import RankTable
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.memo import memoised

@@ -13,7 +13,7 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import start_s
-from amp_ray.cost.kernels import slowest_messages
+from amp_ray.cost.kernels.stages import slowest_messages
 from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages

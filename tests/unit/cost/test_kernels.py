@@ -6,11 +6,11 @@ What they mean is tested where they are used.
 import numpy as np
 import pytest
 
-from amp_ray.cost import kernels
+from amp_ray.cost.kernels import stages as kernels
 from amp_ray.cost.timer import num_ahead, pass_order
 from support.uncompiled import uncompiled
 
-plain = uncompiled("amp_ray.cost.kernels")
+plain = uncompiled("amp_ray.cost.kernels.stages")
 
 PASSES = np.arange(1.0, 13.0).reshape(2, 3, 2) / 8
 SENDS = np.array([[[0.5, 0.25], [0.75, 0.125]], [[0.125, 1.0], [0.0, 0.5]]])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.kernels import PartRows, earliest_starts, part_starts
+from amp_ray.cost.kernels.stages import PartRows, earliest_starts, part_starts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, _largest_within
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights

@@ -6,7 +6,7 @@ import pytest
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.kernels import slowest_messages
+from amp_ray.cost.kernels.stages import slowest_messages
 from amp_ray.cost.messages import MessageModel, rank_table
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Topology

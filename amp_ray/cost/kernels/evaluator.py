@@ -15,7 +15,7 @@ import cython
 import numpy as np
 from cython import bint, ccall, cclass, cfunc, double, longlong, ulonglong, void
 
-from amp_ray.cost.rings import RingTable
+from amp_ray.cost.kernels.rings import RingTable
 
 # ---------------------------------------------------------------------------- numbers of rows
 

@@ -1,1 +1,0 @@
-from amp_ray.cost.rings cimport RingTable

@@ -1,0 +1,1 @@
+from amp_ray.cost.kernels.rings cimport RingTable
