@@ -331,7 +331,7 @@ class MemoryModel:
 
     def peak(self, stage: int, start: int, end: int) -> float:
         """Return the peak of a stage with the layers ``[start, end)``."""
-        split, columns = end, self._stages
+        split, columns = end, self.columns
         if self.candidate.options.recompute.layers is not None:
             recompute = self.candidate.options.recompute
             split = int(split_after(self.block_counts, start, end, recompute))
@@ -341,11 +341,11 @@ class MemoryModel:
         temporary = float(max(again[2, :-1].max(initial=0.0), after[2, :-1].max(initial=0.0)))
         layers = self.layers if split == end else self.plain
         ends = start, end
-        return float(peak_with(layers, columns, stage, self._tied, ends, kept_each, temporary))
+        return float(peak_with(layers, columns, stage, self.tied, ends, kept_each, temporary))
 
     def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Return the peak of one stage of an interleaved schedule, with these chunks."""
-        recompute, columns = self.candidate.options.recompute, self._stages[[stage]]
+        recompute, columns = self.candidate.options.recompute, self.columns[[stage]]
         starts, ends = np.array(chunks).T
         blocks = self.block_counts[ends] - self.block_counts[starts]
         before = np.cumsum(blocks) - blocks
@@ -357,7 +357,7 @@ class MemoryModel:
             for start, split, end in zip(starts, splits, ends, strict=True)
         )
         entering, leaving = self.layers[3, starts], self.layers[3, ends]
-        if not self._keeps_ends_once:
+        if not self.keeps_ends_once:
             kept = kept + entering + leaving
             columns[:, 2:4] = 1.0, 0.0
         states = chunks_in_flight(
@@ -368,7 +368,7 @@ class MemoryModel:
         )
         columns[:, 1] = 1.0
         held = self.layers[0, ends] - self.layers[0, starts]
-        first, last, shared = self._tied
+        first, last, shared = self.tied
         has = [((starts <= layer) & (layer < ends)).any() for layer in (first, last)]
         parameters = held.sum() - (shared if all(has) else 0.0)
         whole = np.array([[0.0, parameters], [0, 0], [0, 0], [entering.max(), leaving.max()]])
@@ -393,10 +393,10 @@ class MemoryModel:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
         """
         num_again = num_again or self.candidate.options.recompute.layers
-        ends = self._tied, limits_bytes
+        ends = self.tied, limits_bytes
         if num_again is None:
-            return earliest_starts(self.layers, self._stages, *ends, from_first=from_first)
-        rows = num_again, self._part_rows, self._stages, self._part_stages
+            return earliest_starts(self.layers, self.columns, *ends, from_first=from_first)
+        rows = num_again, self._part_rows, self.columns, self._part_stages
         return part_starts(*rows, *ends, from_first=from_first)
 
     @memoised
@@ -422,7 +422,7 @@ class MemoryModel:
         chunks = candidate.virtual_stages if by_chunk else 1
         numbers = len(places), num_again, chunks, candidate.num_micro_batches
         like = self._like_blocks(places)
-        return most_like_blocks(self._stages, like, limit_bytes, numbers)
+        return most_like_blocks(self.columns, like, limit_bytes, numbers)
 
     @memoised
     def _like_blocks(self, positions: tuple[int, ...]) -> LikeBlocks:
@@ -444,7 +444,7 @@ class MemoryModel:
             temporary_again=temporary if num_others else recomputed,
             crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
             num_others=num_others,
-            keeps_ends_once=self._keeps_ends_once,
+            keeps_ends_once=self.keeps_ends_once,
         )
 
     @cached_property
@@ -460,7 +460,7 @@ class MemoryModel:
             (np.diff(self.plain[1]) - np.diff(self.layers[1]))[blocks],
             (self.plain[2] - self.layers[2])[blocks],
         )
-        buffers = float((self._stages[:, 3] - self._part_stages[:, 3]).max()) * self.layers[3].max()
+        buffers = float((self.columns[:, 3] - self._part_stages[:, 3]).max()) * self.layers[3].max()
         return bool((kept + np.minimum(temporary, 0.0) >= max(buffers, 0.0)).all())
 
     @cached_property
@@ -479,13 +479,13 @@ class MemoryModel:
     @cached_property
     def _part_stages(self) -> FloatArray:
         """Columns of `peak_with` for stages that do not recompute their last block."""
-        columns = self._stages.copy()
+        columns = self.columns.copy()
         if not self.traits.frees_outputs:
             columns[:, 3] = columns[:, 1]
         return columns
 
     @property
-    def _keeps_ends_once(self) -> bool:
+    def keeps_ends_once(self) -> bool:
         """Whether micro-batches in flight keep no boundaries beside what their layers keep.
 
         Checkpoints include a stage's input. Without recompute its first norm saves the received
@@ -495,10 +495,10 @@ class MemoryModel:
         return self.traits.frees_outputs or kind in CHECKPOINTS
 
     @cached_property
-    def _stages(self) -> FloatArray:
+    def columns(self) -> FloatArray:
         """Columns of `peak_with`, one row per stage."""
         traits, candidate, per = self.traits, self.candidate, self.per
-        once = self._keeps_ends_once
+        once = self.keeps_ends_once
         # From ZeRO-2 on a bucket has a layer's gradients, which `_whole_layers_bytes` counts.
         fills = candidate.options.zero.stage < SHARDED_GRADIENTS and (
             candidate.options.dp > 1 or traits.buckets_alone
@@ -664,7 +664,7 @@ class MemoryModel:
         return self.traits.context_bytes if of_device is None else of_device
 
     @cached_property
-    def _tied(self) -> FloatArray:
+    def tied(self) -> FloatArray:
         """Positions of the two layers that share a weight, and its parameters on this rank."""
         tied = self.weights.tied
         columns = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)

@@ -488,7 +488,7 @@ class TimeTables:
                     kind.types, kind.ring, of_kind, samples, kind.exchange
                 )
                 if self.cp > 1:
-                    table = self._with_context(table, kind, of_kind)
+                    table = self.with_context(table, kind, of_kind)
                 priced.append((table, extrapolated))
             return np.array([table for table, _ in priced]), any(more for _, more in priced)
 
@@ -590,9 +590,7 @@ class TimeTables:
         forward_s, backward_s = np.max(rows, axis=0)[list(positions)].T
         return forward_s, backward_s
 
-    def _with_context(
-        self, table: FloatArray, kind: GroupKind, options: StageOptions
-    ) -> FloatArray:
+    def with_context(self, table: FloatArray, kind: GroupKind, options: StageOptions) -> FloatArray:
         """Add the exchanges between ranks of a sequence to the times of a kind of group."""
         forward_s, backward_s = self.exchange_s(kind.context, options.tp, kind.samples, kind.heads)
         alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))

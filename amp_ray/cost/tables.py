@@ -1,27 +1,27 @@
 """Tables of the evaluator: all physics of an experiment, by number, filled when it is needed."""
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.cost.collective import NO_RING, Path, start_s, taken_share
-from amp_ray.cost.kernels.evaluator import Costs, Devices, Evaluator, Layout, Paths
-from amp_ray.cost.memory import MemoryModel
-from amp_ray.cost.nccl import SIZES
+from amp_ray.cost.collective import NO_RING, start_s, taken_share
+from amp_ray.cost.kernels.evaluator import Costs, Devices, Layout, Paths
 from amp_ray.cost.kernels.rings import RingTable
-from amp_ray.cost.stages import GroupKind, PlacedStages, without_context
+from amp_ray.cost.nccl import SIZES
+from amp_ray.cost.stages import GroupKind, PlacedStages
 from amp_ray.cost.timer import chunks_in_flight, pipeline_s
 from amp_ray.cost.topology import Topology
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, all_bounds
 
 if TYPE_CHECKING:
+    from amp_ray.cost.memory import MemoryModel
     from amp_ray.cost.model import SampleCosts
 
 
@@ -29,19 +29,17 @@ class Column:
     """A growing array; rows are added one by one."""
 
     def __init__(self, *shape: int, dtype: type = np.int64, size: int = 16) -> None:
-        self._array = np.zeros((size, *shape), dtype)
+        self.array: Any = np.zeros((size, *shape), dtype)  # with room for more rows
         self._size = 0
 
-    @property
-    def array(self) -> Any:
-        """The array, with room for more rows."""
-        return self._array
+    def __len__(self) -> int:
+        return self._size
 
     def add(self, row: object) -> int:
         """Add a row, and return its number."""
-        if self._size == len(self._array):
-            self._array = np.concatenate([self._array, np.zeros_like(self._array)])
-        self._array[self._size] = row
+        if self._size == len(self.array):
+            self.array = np.concatenate([self.array, np.zeros_like(self.array)])
+        self.array[self._size] = row
         self._size += 1
         return self._size - 1
 
@@ -49,15 +47,15 @@ class Column:
 class Numbers:
     """Numbers of values, counted as they are first met."""
 
-    def __init__(self) -> None:
-        self._number: dict[Hashable, int] = {}
-        self.values: list[Any] = []
+    def __init__(self, *values: Hashable) -> None:
+        self._number = {value: number for number, value in enumerate(values)}
+        self.values: list[Any] = list(values)
 
-    def of(self, value: Hashable) -> int:
-        """Return the number of a value."""
+    def of(self, value: Hashable, instead: object = None) -> int:
+        """Return the number of a value; ``values`` keep it, or another object in its place."""
         number = self._number.setdefault(value, len(self._number))
         if number == len(self.values):
-            self.values.append(value)
+            self.values.append(value if instead is None else instead)
         return number
 
 
@@ -83,10 +81,7 @@ class Tables:
         self.may_host = starts_on_host and bool(experiment.traits.piped_collective_s)
         self.rings = RingTable(samples.topology)
         self._types = Numbers()
-        self._special = Numbers()
-        self._special.of(NO_RING)
-        self._shares = Numbers()
-        self._shares.of(1.0)
+        self._special, self._shares = Numbers(NO_RING), Numbers(1.0)
         self._num_layers = model.num_layers
         tied = samples.weights(1).tied
         self.tied = (-1, -1, 0.0) if tied is None else (tied.first, tied.last, tied.parameters)
@@ -102,7 +97,8 @@ class Tables:
 
     def _costs(self) -> Costs:
         samples, experiment = self._samples, self._experiment
-        traits, constants, per = experiment.traits, experiment.constants, samples.step_end.per_parameter
+        traits, constants = experiment.traits, experiment.constants
+        per = samples.step_end.per_parameter
         numbers = (
             start_s(constants, traits),
             constants.host_s_per_iteration,
@@ -151,7 +147,7 @@ class Tables:
     def option(self, options: StageOptions) -> int:
         """Return the number of a stage's options, which count cp in dp."""
         number = self._options.of(options)
-        if len(self._options.values) > self._option_columns[0]._size:
+        if number == len(self._option_columns[0]):
             self._add_option(options)
         return number
 
@@ -173,8 +169,8 @@ class Tables:
             options.spreads_experts,
             divides,
             -1 if again.layers is None else again.layers,
-            self._number(self._time_options, times, options),
-            self._number(self._memory_options, replace(options, recompute=again.whole), options),
+            self._time_options.of(times, options),
+            self._memory_options.of(replace(options, recompute=again.whole)),
             self._weights_row(options.tp, options.tp),
             self._weights_row(options.tp, options.expert_ranks),
         )
@@ -183,14 +179,9 @@ class Tables:
         self._add_messages(options.tp)
         self.num_grown += 1
 
-    def _number(self, numbers: Numbers, key: Hashable, options: StageOptions) -> int:
-        number = numbers.of(key)
-        numbers.values[number] = options
-        return number
-
     def _weights_row(self, tp: int, expert_ranks: int) -> int:
         number = self._weights_of.of((tp, expert_ranks))
-        if number == self._weights._size:
+        if number == len(self._weights):
             weights = self._samples.weights(tp, expert_ranks)
             self._weights.add(weights.prefix)
             self._experts.add(weights.expert_prefix)
@@ -282,7 +273,7 @@ class Tables:
             group.types, group.ring, options, group.samples, group.exchange
         )
         if self.cp > 1:
-            table = tables._with_context(table, group, options)
+            table = tables.with_context(table, group, options)
         return table, extrapolates
 
     # ----------------------------------------------------------------------------------- memory
@@ -307,14 +298,14 @@ class Tables:
         options = self._memory_options.values[number]
         candidate = Candidate(
             micro_batch_size=samples,
-            options=replace(options, recompute=options.recompute.whole),
+            options=options,
             pp=pp,
             num_micro_batches=num_micro_batches,
         )
         model = self._samples.memory(candidate)
         if share:
             model = model.sliced(self._shares.values[share])
-        first, last = model._stages[0], model._stages[-1]
+        first, last = model.columns[0], model.columns[-1]
         row = (
             first[0],
             first[4],
@@ -323,11 +314,11 @@ class Tables:
             first[7],
             last[7] - first[7],
             first[8],
-            model._keeps_ends_once,
+            model.keeps_ends_once,
             model.traits.frees_outputs,
             self._memory_row(model.layers),
             self._memory_row(model.plain),
-            model._tied[2],
+            model.tied[2],
             model.slice_share,
         )
         for column, value in zip(self._memory_columns, row, strict=True):
@@ -445,7 +436,7 @@ def placed_stages(tables: Tables, layout: Layout) -> PlacedStages:
     )
 
 
-def devices_of(topology: Topology, experiment: Any) -> Devices:
+def devices_of(topology: Topology, experiment: Experiment) -> Devices:
     """Return devices and links of messages as the evaluator reads them."""
     types, constants, links = topology.cluster.device_types, experiment.constants, topology.links
     order = sorted(
@@ -459,9 +450,7 @@ def devices_of(topology: Topology, experiment: Any) -> Devices:
             topology.type_of_device,
             topology.node_of_device,
             np.array([float(device.memory_bytes) for device in types]),
-            np.array(
-                [device.memory_bytes_per_s * constants.memory_efficiency for device in types]
-            ),
+            np.array([device.memory_bytes_per_s * constants.memory_efficiency for device in types]),
             np.array([taken_share(device) for device in types]),
             slowness,
             links.kind_of_node,

@@ -9,13 +9,14 @@ different parts exchange no samples and run independently until gradients are sy
 of equal times form a *class*, which is timed once.
 """
 
-# ruff: noqa: FBT001 - compiled functions take arguments by position
+from typing import Any
 
 import cython
 import numpy as np
 from cython import bint, ccall, cclass, cfunc, double, longlong, ulonglong, void
 
 from amp_ray.cost.kernels.rings import RingTable
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 
 # ---------------------------------------------------------------------------- numbers of rows
 
@@ -138,7 +139,7 @@ class Layout:
         """Set the number of the largest token slice's share of a micro-batch."""
         self.share = share
 
-    def numbers(self) -> "list[object]":
+    def numbers(self) -> list[Any]:
         """Return stages, micro-batches, chunks of a stage, options, devices and samples."""
         return [
             self.pp,
@@ -171,7 +172,7 @@ class Options:
     weights: longlong[::1]  # number of its prefix sums of parameters
     expert_weights: longlong[::1]  # number of those of its experts
 
-    def __init__(self, columns: object) -> None:
+    def __init__(self, columns: Any) -> None:
         (
             self.tp,
             self.dp,
@@ -220,7 +221,7 @@ class Costs:
     gathers_every_pass: bint
     buckets_alone: bint
 
-    def __init__(self, numbers: object, switches: object) -> None:
+    def __init__(self, numbers: Any, switches: Any) -> None:
         (
             self.start_s,
             self.host_s,
@@ -268,7 +269,7 @@ class Devices:
     between_bytes_per_s: double[:, ::1]  # that all ranks of a node share, by two kinds
     between_step_s: double[:, ::1]
 
-    def __init__(self, columns: object) -> None:
+    def __init__(self, columns: Any) -> None:
         (
             self.type,
             self.node,
@@ -305,7 +306,7 @@ class Layers:
     message_bytes: double[:, ::1]  # of a sample in a rank, by boundary
     trained: longlong[::1]  # layers with parameters before each boundary
 
-    def __init__(self, columns: object) -> None:
+    def __init__(self, columns: Any) -> None:
         (
             self.times_s,
             self.plain_s,
@@ -342,7 +343,7 @@ class MemoryKinds:
     tied: double[::1]  # parameters of the weight that two layers share
     share: double[::1]  # largest token slice as a share of a micro-batch
 
-    def __init__(self, columns: object) -> None:
+    def __init__(self, columns: Any) -> None:
         (
             self.state_bytes,
             self.bucket_bytes,
@@ -359,6 +360,9 @@ class MemoryKinds:
             self.share,
         ) = columns
 
+
+_SHARDED_GRADIENTS = cython.declare(longlong, SHARDED_GRADIENTS)
+_SHARDED_WEIGHTS = cython.declare(longlong, MOST_ZERO_STAGE)
 
 CHECKPOINT_BUFFERS = cython.declare(double, 2.0)
 """With full recompute, or where outputs are freed, what is kept includes a stage's input; at
@@ -810,6 +814,7 @@ class Messages:
     def _gather(self, paths_of_groups: longlong[::1]) -> void:
         """Find the time to gather slices in the slowest group of each stage and part."""
         stages = self.stages
+        rings = self.paths.rings
         for stage in range(stages.layout.pp):
             for part in range(stages.num_parts):
                 self.gathers[stage, part, 0] = self.gathers[stage, part, 1] = 0.0
@@ -817,11 +822,14 @@ class Messages:
             for group in range(stages.first_group[stage], stages.first_group[stage + 1]):
                 part, path = stages.part[group], paths_of_groups[group]
                 self.gathers[stage, part, 0] = max(
-                    self.gathers[stage, part, 0], (tp - 1) * self.paths.rings.step_s[path]
+                    self.gathers[stage, part, 0], (tp - 1) * rings.step_s[path]
                 )
                 self.gathers[stage, part, 1] = max(
                     self.gathers[stage, part, 1],
-                    stages.layout.samples[group] * (tp - 1) / tp / self.paths.rings.bytes_per_s[path],
+                    stages.layout.samples[group]
+                    * (tp - 1)
+                    / tp
+                    / self.paths.rings.bytes_per_s[path],
                 )
 
     @cfunc
@@ -930,7 +938,7 @@ def _divisor(one: longlong, other: longlong) -> longlong:
 class Times:
     """Times of the layers in the groups of all stages."""
 
-    tables: object
+    tables: Any  # `tables.Tables`
     stages: Stages
     devices: Devices
     costs: Costs
@@ -958,7 +966,7 @@ class Times:
 
     def __init__(
         self,
-        tables: object,
+        tables: Any,
         num_devices: longlong,
         num_types: longlong,
         stages: Stages,
@@ -994,7 +1002,9 @@ class Times:
         self.first_member[num_groups] = num_ranks
         self.paths.rings.at_once(layout.devices, self.first_member, num_groups, self.path)
         if self.paths is not self.plain_paths:
-            self.plain_paths.rings.at_once(layout.devices, self.first_member, num_groups, self.plain_path)
+            self.plain_paths.rings.at_once(
+                layout.devices, self.first_member, num_groups, self.plain_path
+            )
             return
         for group in range(num_groups):
             self.plain_path[group] = self.path[group]
@@ -1275,7 +1285,7 @@ class StepEnd:
     within: longlong[::1]  # paths of the rings within shard groups
     across: longlong[::1]  # and between them
 
-    def __init__(self, num_devices: longlong, stages: Stages, costs: Costs, tied: object) -> None:
+    def __init__(self, num_devices: longlong, stages: Stages, costs: Costs, tied: Any) -> None:
         self.stages = stages
         self.shared, self.experts = Sharing(num_devices, costs), Sharing(num_devices, costs)
         self.type = np.zeros(num_devices, np.int64)
@@ -1440,7 +1450,7 @@ class StepEnd:
         self._hold()
         for stage in range(layout.pp):
             self._sync(stage, times)
-        if self._zero(0) >= 2 and layout.pp == 1:
+        if self._zero(0) >= _SHARDED_GRADIENTS and layout.pp == 1:
             self.sync_s[0] += layout.num_micro_batches * self._exposed_s(times)
         self._add_tied()
         for stage in range(layout.pp):
@@ -1459,6 +1469,11 @@ class StepEnd:
     @cfunc
     def _zero(self, stage: longlong) -> longlong:
         return self.stages.options.zero[self.stages.layout.option[stage]]
+
+    @cfunc
+    def _first_gathered(self) -> longlong:
+        """Return the first ZeRO stage that gathers weights for every pass of a single stage."""
+        return _SHARDED_GRADIENTS if self.costs.gathers_every_pass else _SHARDED_WEIGHTS
 
     @cfunc
     def _of_stage(self, prefix: double[:, ::1], row: longlong, stage: longlong) -> double:
@@ -1503,7 +1518,7 @@ class StepEnd:
         if self.costs.overlaps_sync or self.costs.overlaps_gather:
             self.forward_s = times.beside_s(stage, 0)
             self.backward_s = times.beside_s(stage, 1)
-            if options.zero[option] == 3:
+            if options.zero[option] == _SHARDED_WEIGHTS:
                 self.largest = self._largest_share(stage)
         self.sync_s[stage] = self.step_s[stage] = 0.0
         if not options.spreads[option]:
@@ -1546,11 +1561,11 @@ class StepEnd:
         reduce_s = 0.0
         gather_s = 0.0
         last = min(1.0, max(costs.bucket_elements, 1.0) / max(parameters, 1.0))
-        if not (zero >= 2 and alone):
+        if not (zero >= _SHARDED_GRADIENTS and alone):
             reduce_s = sharing.reduce_s(stage, parameters)
-        if not (zero >= (2 if costs.gathers_every_pass else 3) and alone):
+        if not (zero >= self._first_gathered() and alone):
             gather_s = sharing.gather_s(stage, parameters)
-        if zero == 3:
+        if zero == _SHARDED_WEIGHTS:
             last = self.largest
         last = max(last, self.devices.taken[device])
         if costs.overlaps_sync and not (zero == 1 and costs.reduces_at_once):
@@ -1689,7 +1704,7 @@ class StepEnd:
             Zhao et al., PyTorch FSDP, arXiv:2304.11277, section 3.3: prefetching in both passes.
         """
         num_layers = self.layers.trained.shape[0] - 1
-        again = self._zero(0) == 3
+        again = self._zero(0) == _SHARDED_WEIGHTS
         if self.stages.options.keeps[self.stages.layout.option[0]]:
             again = False
         taken = self.devices.taken[self.type[0]]
@@ -1741,7 +1756,7 @@ class StepEnd:
     @cfunc
     def _layer_gather_s(self, held: double, experts: double) -> double:
         seconds = 0.0
-        if self._zero(0) < (2 if self.costs.gathers_every_pass else 3):
+        if self._zero(0) < self._first_gathered():
             return 0.0
         if held > 0.0:
             seconds = self.shared.gather_s(0, held)
@@ -1775,7 +1790,7 @@ def _left(collective_s: double, compute_s: double, taken: double) -> double:
 class Memory:
     """Peak memory of every stage: of its rank that comes closest to its limit."""
 
-    tables: object
+    tables: Any  # `tables.Tables`
     stages: Stages
     times: Times
     devices: Devices
@@ -1800,7 +1815,7 @@ class Memory:
     fullest: longlong  # its stage
     kept: double[::1]
 
-    def __init__(self, tables: object, num_devices: longlong, stages: Stages, times: Times) -> None:
+    def __init__(self, tables: Any, num_devices: longlong, stages: Stages, times: Times) -> None:
         self.tables, self.stages, self.times = tables, stages, times
         self.index = Index(5)
         self.first_need = np.zeros(num_devices + 1, np.int64)
@@ -1999,13 +2014,13 @@ class Memory:
         layout = self.stages.layout
         rows = self.layers.memory_bytes
         again = self.kinds.rows[kind]
-        i = 0
         entering = 0.0
         leaving = 0.0
         temporary = 0.0
         parameters = 0.0
-        has = 0
+        has_first = has_last = False
         for chunk in range(stage, self.stages.num_chunks, layout.pp):
+            i = chunk // layout.pp
             first, end = layout.bounds[chunk], layout.bounds[chunk + 1]
             self.kept[i] = self._kept(kind, first, self.times.splits[chunk], end)
             if not self.kinds.once[kind]:
@@ -2014,10 +2029,9 @@ class Memory:
             entering = max(entering, rows[again, 3, first])
             leaving = max(leaving, rows[again, 3, end])
             parameters += rows[again, 0, end] - rows[again, 0, first]
-            has += first <= self.tied_first < end
-            has += first <= self.tied_last < end
-            i += 1
-        if self.tied_first >= 0 and has == 2:
+            has_first = has_first or first <= self.tied_first < end
+            has_last = has_last or first <= self.tied_last < end
+        if has_first and has_last:
             parameters -= self.kinds.tied[kind]
         live = self._most_kept(stage) + entering
         if self.kinds.once[kind]:
@@ -2044,7 +2058,7 @@ class Memory:
 class Evaluator:
     """Prices layouts of an experiment, whose samples are whole or parts of sequences."""
 
-    tables: object
+    tables: Any  # `tables.Tables`
     stages: Stages
     times: Times
     messages: Messages
@@ -2067,7 +2081,7 @@ class Evaluator:
     without_layers: longlong  # chunks
     without_parameters: longlong  # chunks
 
-    def __init__(self, tables: object) -> None:
+    def __init__(self, tables: Any) -> None:
         num_devices = tables.num_devices
         self.tables, self.costs = tables, tables.costs
         self.stages = Stages(num_devices)
@@ -2220,54 +2234,44 @@ class Evaluator:
         that the other needs. All of this happens in step ``2 i + j``, in which every second stage
         takes part.
         """
-        passes_s = self.times.passes_s
-        sends_s = self.times.sends_s
-        clock = self.clock
-        pp = self.stages.layout.pp
-        batches = self.stages.layout.num_micro_batches
+        passes_s, sends_s, clock = self.times.passes_s, self.times.sends_s, self.clock
+        pp, batches = self.stages.layout.pp, self.stages.layout.num_micro_batches
+        share = 1.0 if sends else 0.0
         last = batches + pp - 2
         for j in range(pp):
             clock[j] = 0.0
         for step in range(2 * last + pp + 1):
             for j in range(max(step % 2, step - 2 * last), min(pp, step) + 1, 2):
                 turn = (step - j) // 2
-                goes = turn < batches
-                returns = 0 <= turn + j - pp < batches
-                if 0 < j < pp and (goes or returns) and sends:
-                    forward_s = sends_s[number, 0, j - 1] if goes else 0.0
-                    backward_s = sends_s[number, 1, j - 1] if returns else 0.0
-                    before, after = clock[j - 1], clock[j]
-                    if self.costs.blocking:
-                        forward_s = (
-                            max(forward_s, backward_s)
-                            if self.costs.duplex
-                            else forward_s + backward_s
-                        )
-                        clock[j - 1] = clock[j] = max(before, after) + forward_s
-                    else:
-                        if goes:
-                            clock[j] = max(after, before + forward_s)
-                        if returns:
-                            clock[j - 1] = max(before, after + backward_s)
-                elif 0 < j < pp and (goes or returns):
-                    before, after = clock[j - 1], clock[j]
-                    if self.costs.blocking:
-                        clock[j - 1] = clock[j] = max(before, after)
-                    else:
-                        if goes:
-                            clock[j] = max(after, before)
-                        if returns:
-                            clock[j - 1] = max(before, after)
+                goes, returns = turn < batches, 0 <= turn + j - pp < batches
+                if 0 < j < pp and (goes or returns):
+                    forward_s = share * sends_s[number, 0, j - 1] if goes else -1.0
+                    backward_s = share * sends_s[number, 1, j - 1] if returns else -1.0
+                    self._cross(j, forward_s, backward_s)
                 if j > 0 and returns:
                     clock[j - 1] += passes_s[number, 1, j - 1]
                 if j < pp and goes:
                     clock[j] += passes_s[number, 0, j]
         return clock[0]
 
+    @cfunc
+    def _cross(self, stage: longlong, forward_s: double, backward_s: double) -> void:
+        """Send an activation to a stage and a gradient from it; negative seconds for none."""
+        before, after = self.clock[stage - 1], self.clock[stage]
+        if self.costs.blocking:
+            forward_s, backward_s = max(0.0, forward_s), max(0.0, backward_s)
+            both_s = max(forward_s, backward_s) if self.costs.duplex else forward_s + backward_s
+            self.clock[stage - 1] = self.clock[stage] = max(before, after) + both_s
+            return
+        if forward_s >= 0.0:
+            self.clock[stage] = max(after, before + forward_s)
+        if backward_s >= 0.0:
+            self.clock[stage - 1] = max(before, after + backward_s)
+
     # ------------------------------------------------------------------- parts, for people
 
-    def breakdown(self) -> "list[float]":
-        """Return the parts of `Breakdown` in its order: time one class with and without messages."""
+    def breakdown(self) -> list[float]:
+        """Return the parts of `Breakdown` in its order: a class is timed without messages, too."""
         layout = self.stages.layout
         passes_s = np.asarray(self.times.passes_s)[self.slowest, :3, : self.stages.num_chunks]
         by_stage = passes_s.reshape(3, -1, layout.pp).sum(axis=1)
@@ -2288,7 +2292,7 @@ class Evaluator:
         ]
         return [float(part_s) for part_s in parts_s]
 
-    def peaks(self) -> "list[object]":
+    def peaks(self) -> list[Any]:
         """Return each stage's peak bytes, device type and kind of memory."""
         memory = self.memory
         return [
@@ -2308,7 +2312,7 @@ class Evaluator:
             for group in range(stages.first_group[stages.layout.pp])
         )
 
-    def seconds_by_part(self) -> "list[np.ndarray]":
+    def seconds_by_part(self) -> list[Any]:
         """Return the passes and messages of every part, as `CostModel.passes` but for slices."""
         stages = self.stages
         of_part = np.zeros(stages.num_parts, np.int64)

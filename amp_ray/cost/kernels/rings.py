@@ -133,7 +133,7 @@ def _depth(num_nodes: cython.longlong) -> cython.longlong:
     return depth
 
 
-@cython.initializedcheck(False)  # noqa: FBT003 - a directive to the compiler
+@cython.initializedcheck(False)
 class CollectiveTimes:
     """NCCL's times of collectives by size, of one group of ranks whose links are set as fields.
 
@@ -422,7 +422,7 @@ def _measured_curves(nodes: list[Node], constants: Constants) -> tuple[list[str]
     return boards, curves
 
 
-@cython.initializedcheck(False)  # noqa: FBT003 - a directive to the compiler
+@cython.initializedcheck(False)
 class RingTable:
     """Paths of rings by number, made when first met; number 0 is `NO_RING`.
 

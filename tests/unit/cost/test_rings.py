@@ -18,8 +18,8 @@ from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import CATALOGUE
 from amp_ray.cost import rings
 from amp_ray.cost.collective import NO_RING, Path
-from amp_ray.cost.nccl import SIZES, Curve
 from amp_ray.cost.kernels.rings import RingTable
+from amp_ray.cost.nccl import SIZES, Curve
 from amp_ray.cost.topology import Topology
 from support.small_clusters import small_cluster
 
