@@ -15,7 +15,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.columns import EXTRAPOLATED, Columns
 from amp_ray.cost.estimate import Breakdown, Estimate
-from amp_ray.cost.kernels.evaluator import Evaluator
+from amp_ray.cost.kernels.evaluator import Evaluator, Layout
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, StageMemory, stage_memory
 from amp_ray.cost.messages import MessageModel, Messages
@@ -31,8 +31,8 @@ from amp_ray.cost.samples import (
 from amp_ray.cost.stages import GroupKinds, PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.tables import Tables
-from amp_ray.cost.timer import longest_pipeline_s, slowest_replica
-from amp_ray.cost.topology import Topology
+from amp_ray.cost.timer import slowest_replica
+from amp_ray.cost.topology import Rings, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
@@ -57,6 +57,8 @@ class SampleCosts:
     experiment: Experiment  # its model is that of these samples
     cp: int = 1  # ranks that divide every sequence; a sample is one rank's part
     head_ranks: int = 1  # those of them that divide the heads of attention
+    # Whether the host of a pipeline over nodes starts collectives later, if the runtime's does
+    starts_on_host: bool = True
 
     @property
     def are_whole(self) -> bool:
@@ -98,7 +100,7 @@ class SampleCosts:
     @cached_property
     def tables(self) -> Tables:
         """Tables of the evaluator."""
-        return Tables(self)
+        return Tables(self, starts_on_host=self.starts_on_host)
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -141,12 +143,15 @@ class SampleCosts:
         topology = replace(self.topology, cluster=self.experiment.cluster.at(num_bytes))
         return topology, replace(self.messages, topology=topology)
 
-    def times_and_messages(self, stages: PlacedStages) -> tuple[StageTimes, Messages]:
-        """Price passes and messages of stages, before they are cut and without the host."""
-        topology, messages = self.network(max(map(max, stages.shares)))
-        rings = topology.rings(stages.tensor_groups)
-        types = stages.types(self.experiment.cluster)
-        return self.time_tables.times(stages, types, rings), messages.between(stages, rings)
+    def of_parts_s(
+        self, stages: PlacedStages, bounds: tuple[int, ...]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the seconds of passes and messages; see `CostModel.seconds`."""
+        layout = self.tables.layout_of(stages)
+        layout.cut(np.array(bounds, np.int64))
+        self.evaluator.price_cuts(layout)
+        passes_s, sends_s = self.evaluator.seconds_by_part()
+        return passes_s, sends_s
 
     @memoised
     def weights(self, tp: int, expert_ranks: int = 0) -> Weights:
@@ -178,15 +183,75 @@ class SampleCosts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageCosts:
-    """Everything about stages in a row that does not depend on their cuts."""
+    """Everything about stages in a row that does not depend on their cuts, computed when needed."""
 
+    model: "CostModel"
+    samples: SampleCosts  # costs of the samples on their ranks
     stages: PlacedStages
-    kinds: GroupKinds  # groups of equal times
-    times: StageTimes  # layer times of their ranks
-    messages: Messages
-    memory: StageMemory  # peak bytes
-    step_ends: StepEnds  # work after the pipeline
-    slices: "SliceCosts"  # costs of token slices, if micro-batches are cut into them
+    chosen_memory: StageMemory | None = None  # None for that of the stages
+    like: GroupKinds | None = None  # kinds of stages that differ only in recompute, if known
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The stages as the evaluator takes them."""
+        return self.samples.tables.layout_of(self.stages)
+
+    @cached_property
+    def memory(self) -> StageMemory:
+        """Peak bytes."""
+        return self.chosen_memory or self.model.stage_memory(self.stages)
+
+    @cached_property
+    def kinds(self) -> GroupKinds:
+        """Groups of equal times."""
+        if self.like is not None:
+            return replace(self.like, stages=self.stages)
+        return self.samples.time_tables.kinds(self.stages, self._types, self._rings)
+
+    @cached_property
+    def times(self) -> StageTimes:
+        """Layer times of the ranks."""
+        return self.samples.time_tables.of_kinds(self.kinds)
+
+    @cached_property
+    def messages(self) -> Messages:
+        """Messages between the stages."""
+        return self._network[1].between(self.stages, self._rings)
+
+    @cached_property
+    def step_ends(self) -> StepEnds:
+        """Work after the pipeline."""
+        stages, types = self.stages, self._types
+        return StepEnds(
+            model=self.samples.step_end,
+            stages=stages,
+            times=self.times,
+            types=[
+                frozenset().union(*types[first:end]) for first, end in pairwise(stages.first_group)
+            ],
+            weights=self.samples.weights,
+        )
+
+    @cached_property
+    def slices(self) -> "SliceCosts":
+        """Costs of token slices, if micro-batches are cut into them."""
+        return SliceCosts(whole=self.model, stages=self.stages)
+
+    @cached_property
+    def _types(self) -> list[frozenset[int]]:
+        return self.stages.types(self.model.experiment.cluster)
+
+    @cached_property
+    def _network(self) -> tuple[Topology, MessageModel]:
+        return self.samples.network(max(map(max, self.stages.shares)))
+
+    @cached_property
+    def _rings(self) -> Rings:
+        stages, (topology, _) = self.stages, self._network
+        rings = topology.rings(stages.tensor_groups)
+        if stages.pp > 1 and (host_s := self.model.experiment.traits.piped_collective_s):
+            rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
+        return rings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -209,35 +274,7 @@ class CostModel(SampleCosts):
                 f"the model has {num_layers} layers, so bounds must end there, found "
                 f"{list(strategy.bounds)}"
             )
-        stages = PlacedStages.of_strategy(strategy)
-        if strategy.is_sliced:
-            return self.estimate_from(self.stage_costs(stages), strategy)
-        self._check_devices(stages)
-        bounds, samples = all_bounds(self.experiment.model, strategy), self._samples_at(stages)
-        samples.evaluator.price(samples.tables.layout_of(stages, bounds))
-        return self.priced(strategy, samples.evaluator)
-
-    def priced(self, strategy: Strategy, evaluator: Evaluator) -> Estimate:
-        """Return the estimate of a strategy that an evaluator has just priced."""
-        experiment = self.experiment
-        breakdown = Breakdown.of(evaluator.breakdown())
-        types = experiment.cluster.device_types
-        peaks, devices = zip(
-            *((peak_bytes, types[kind]) for peak_bytes, kind, _ in evaluator.peaks()), strict=True
-        )
-        bounds = all_bounds(experiment.model, strategy)
-        verdict = self._judge.judge(bounds, breakdown.total_s, peaks, devices)
-        return Estimate(
-            strategy=strategy,
-            iteration_time_s=breakdown.total_s,
-            breakdown=breakdown,
-            peak_memory_bytes=peaks,
-            memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
-            reasons=verdict.reasons,
-            warnings=(EXTRAPOLATED,) if evaluator.extrapolates() else (),
-            failure_probability=verdict.failure_probability,
-            unexplained=experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes)),
-        )
+        return self.estimate_from(self.stage_costs(PlacedStages.of_strategy(strategy)), strategy)
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
         """Return `stage_costs` of a candidate; by default rank ``r`` runs on device ``r``."""
@@ -252,66 +289,28 @@ class CostModel(SampleCosts):
                 stage's tp on its devices.
         """
         self._check_devices(stages)
-        samples, types = (
-            self._samples_at(stages),
-            stages.types(self.experiment.cluster),
-        )
-        topology, messages = samples.network(max(map(max, stages.shares)))
-        rings = topology.rings(stages.tensor_groups)
-        if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
-            rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
-        kinds = samples.time_tables.kinds(stages, types, rings)
-        times = samples.time_tables.of_kinds(kinds)
-        return StageCosts(
-            stages=stages,
-            kinds=kinds,
-            times=times,
-            messages=messages.between(stages, rings),
-            memory=memory or self.stage_memory(stages),
-            step_ends=StepEnds(
-                model=samples.step_end,
-                stages=stages,
-                times=times,
-                types=[
-                    frozenset().union(*types[first:end])
-                    for first, end in pairwise(stages.first_group)
-                ],
-                weights=samples.weights,
-            ),
-            slices=SliceCosts(whole=self, stages=stages),
-        )
+        samples = self._samples_at(stages)
+        return StageCosts(model=self, samples=samples, stages=stages, chosen_memory=memory)
 
     def costs_like(
         self, costs: StageCosts, stages: PlacedStages, memory: StageMemory
     ) -> StageCosts:
         """Return `stage_costs` of stages that differ from those of ``costs`` only in recompute."""
-        kinds = replace(costs.kinds, stages=stages)
-        times = self._samples_at(stages).time_tables.of_kinds(kinds)
-        return replace(
-            costs,
-            stages=stages,
-            kinds=kinds,
-            times=times,
-            memory=memory,
-            step_ends=replace(costs.step_ends, stages=stages, times=times),
-            slices=SliceCosts(whole=self, stages=stages),
-        )
+        return replace(costs, stages=stages, chosen_memory=memory, like=costs.kinds)
 
     def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
         """Estimate a strategy from the costs of its stages, without `with_columns`."""
-        stages, experiment = costs.stages, self.experiment
-        bounds = all_bounds(experiment.model, strategy)
-        passes_s, sends_s = self.passes(costs, strategy)
-        peaks, devices = zip(*_memory(costs, strategy).peaks(bounds), strict=True)
-        pipeline = slowest_replica(
-            passes_s, sends_s, stages.pp, stages.num_micro_batches, experiment.traits
-        )
-        step_end = costs.step_ends.at(bounds)
-        breakdown = replace(
-            pipeline,
-            gradient_sync_s=step_end.gradient_sync_s,
-            optimizer_s=step_end.optimizer_s,
-            other_s=experiment.constants.host_s_per_iteration,
+        experiment, bounds = self.experiment, all_bounds(self.experiment.model, strategy)
+        if strategy.is_sliced:
+            share = largest_share(strategy.token_slices)
+            costs.layout.slice_by(costs.samples.tables.share(share))
+        evaluator = self._price(costs, bounds)
+        breakdown = Breakdown.of(evaluator.breakdown())
+        if strategy.is_sliced:
+            breakdown = self._with_slices(breakdown, strategy)
+        types = experiment.cluster.device_types
+        peaks, devices = zip(
+            *((peak_bytes, types[kind]) for peak_bytes, kind, _ in evaluator.peaks()), strict=True
         )
         verdict = self._judge.judge(bounds, breakdown.total_s, peaks, devices)
         return Estimate(
@@ -321,12 +320,31 @@ class CostModel(SampleCosts):
             peak_memory_bytes=peaks,
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
-            warnings=(EXTRAPOLATED,) if costs.times.extrapolated else (),
+            warnings=(EXTRAPOLATED,) if evaluator.extrapolates() else (),
             failure_probability=verdict.failure_probability,
             unexplained=experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes)),
         )
 
-    def passes(self, costs: StageCosts, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
+    def _price(self, costs: StageCosts, bounds: tuple[int, ...]) -> Evaluator:
+        """Price stages with these cuts; return the evaluator, which has the parts."""
+        evaluator = costs.samples.evaluator
+        costs.layout.cut(np.array(bounds, np.int64))
+        evaluator.price_cuts(costs.layout)
+        return evaluator
+
+    def _with_slices(self, breakdown: Breakdown, strategy: Strategy) -> Breakdown:
+        """Return a breakdown with the pipeline of token slices instead of whole micro-batches."""
+        pipeline = slowest_replica(
+            *self.passes(strategy), strategy.pp, strategy.num_micro_batches, self.experiment.traits
+        )
+        return replace(
+            pipeline,
+            gradient_sync_s=breakdown.gradient_sync_s,
+            optimizer_s=breakdown.optimizer_s,
+            other_s=breakdown.other_s,
+        )
+
+    def passes(self, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
         """Return the seconds of passes and messages of a micro-batch, with the host's time.
 
         Returns:
@@ -334,50 +352,26 @@ class CostModel(SampleCosts):
             num_slices)``; activation and gradient across each cut, shape ``(2, num_chunks - 1,
             num_parts, num_slices)``.
         """
+        stages = PlacedStages.of_strategy(strategy)
         if strategy.is_sliced:
+            slices = SliceCosts(whole=self, stages=stages)
             places = slice_places(strategy.token_slices)
             passes_s, sends_s = zip(
-                *(costs.slices.seconds(strategy.bounds, place) for place in places), strict=True
+                *(slices.seconds(strategy.bounds, place) for place in places), strict=True
             )
             return np.stack(passes_s, axis=-1), np.stack(sends_s, axis=-1)
-        return self._whole_passes(costs, all_bounds(self.experiment.model, strategy))
-
-    def _whole_passes(
-        self, costs: StageCosts, bounds: tuple[int, ...]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return `passes` for micro-batches that are not cut into token slices."""
-        passes_s, sends_s = costs.times.at(bounds).copy(), costs.messages.at(bounds)
-        num_chunks = (len(bounds) - 1) // costs.stages.pp
-        passes_s[0] += self.experiment.constants.host_s_per_micro_batch / num_chunks
+        passes_s, sends_s = self.seconds(stages, all_bounds(self.experiment.model, strategy))
+        passes_s[0] += self.experiment.constants.host_s_per_micro_batch / strategy.virtual_stages
         return passes_s[..., None], sends_s[..., None]
 
     def may_take(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> bool:
-        """Return False only if an iteration certainly exceeds a limit, without a full estimate.
+        """Return whether an iteration takes at most a limit, up to rounding."""
+        return self.least_s(costs, bounds) <= limit_s
 
-        Arguments as for `least_s`; times that differ from the limit by rounding are within it.
-        """
-        return self.least_s(costs, bounds, limit_s) <= limit_s
-
-    def least_s(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> float:
-        """Return a lower bound on the seconds of an iteration, 0 for interleaved stages.
-
-        A bound above ``limit_s`` need not be tight.
-        """
-        if costs.stages.is_interleaved:
-            return 0.0
-        passes_s, sends_s = self._whole_passes(costs, bounds)
-        num_steps, traits = costs.stages.num_micro_batches, self.experiment.traits
-        other_s = self.experiment.constants.host_s_per_iteration
-        least_s = (other_s + num_steps * float((passes_s[0] + passes_s[1]).max())) / (1 + ROUNDING)
-        if least_s > limit_s:
-            return least_s
-        pipeline_s = longest_pipeline_s(passes_s, sends_s, costs.stages.pp, num_steps, traits)
-        least_s = (other_s + pipeline_s) / (1 + ROUNDING)
-        if least_s > limit_s:
-            return least_s
-        step_end = costs.step_ends.at(bounds)
-        step_end_s = step_end.gradient_sync_s + step_end.optimizer_s
-        return (other_s + pipeline_s + step_end_s) / (1 + ROUNDING)
+    def least_s(self, costs: StageCosts, bounds: tuple[int, ...]) -> float:
+        """Return the seconds of an iteration, less what rounding may have added."""
+        costs.layout.cut(np.array(bounds, np.int64))
+        return float(costs.samples.evaluator.price_cuts(costs.layout)) / (1 + ROUNDING)
 
     def with_columns(self, estimate: Estimate) -> Estimate:
         """Add money, tokens per second, MFU, warnings, and whether the runtime can launch it."""
@@ -393,14 +387,21 @@ class CostModel(SampleCosts):
         if strategy.has_operators:
             raise ValueError("the memory of a plan of operators is that of `OperatorCostModel`")
         costs = self.stage_costs(PlacedStages.of_strategy(strategy))
-        return _memory(costs, strategy).parts(all_bounds(self.experiment.model, strategy))
+        memory = costs.memory
+        if strategy.is_sliced:
+            memory = memory.sliced(largest_share(strategy.token_slices))
+        return memory.parts(all_bounds(self.experiment.model, strategy))
 
     def seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the seconds of passes and messages for these cuts, without the host's time."""
-        times, messages = self._samples_at(stages).times_and_messages(stages)
-        return times.at(bounds), messages.at(bounds)
+        """Return the seconds of passes and messages for these cuts, without the host's time.
+
+        Returns:
+            Forward, backward and the all-reduces within both, shape ``(3, num_chunks, num_parts)``;
+            activation and gradient across each cut, shape ``(2, num_chunks - 1, num_parts)``.
+        """
+        return self._samples_at(stages).of_parts_s(stages, bounds)
 
     def stage_memory(self, stages: PlacedStages) -> StageMemory:
         """Return the memory of stages."""
@@ -426,7 +427,12 @@ class CostModel(SampleCosts):
     def slices(self, tokens: int, context: int, *, measured: bool) -> SampleCosts:
         """Return the costs of token slices; arguments as of `slice_experiment`."""
         experiment = slice_experiment(self.experiment, tokens, context, measured=measured)
-        return SampleCosts(experiment=experiment)
+        return SampleCosts(experiment=experiment, starts_on_host=False)
+
+    @cached_property
+    def alone(self) -> SampleCosts:
+        """Costs of whole samples whose collectives start as within a node."""
+        return SampleCosts(experiment=self.experiment, starts_on_host=False)
 
     @cached_property
     def _columns(self) -> Columns:
@@ -465,15 +471,24 @@ class SliceCosts:
             Forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``, and those of
             activation and gradient across each cut, shape ``(2, pp - 1, num_parts)``.
         """
-        times, messages = self._times_and_messages(place)
-        passes_s, sends_s = times.at(bounds).copy(), messages.at(bounds)
+        sequences, tokens, context = place
+        shares = [(sequences,) * len(share) for share in self.stages.shares]
+        costs = self.whole.slices(tokens, context, measured=self._are_measured)
+        passes_s, sends_s = costs.of_parts_s(replace(self.stages, shares=shares), bounds)
         experiment = self.whole.experiment
         if experiment.profile.is_measured and not self._are_measured:
-            measured, counted = self._sequences
-            counted_s = np.maximum(counted.at(bounds), TINY_S)
-            passes_s = passes_s * measured.at(bounds) / counted_s
+            passes_s = passes_s * self._corrections(bounds)
         passes_s[0] += experiment.constants.host_s_per_micro_batch
         return passes_s, sends_s
+
+    @memoised
+    def _corrections(self, bounds: tuple[int, ...]) -> FloatArray:
+        """Return measured over counted seconds of whole sequences."""
+        tokens = self.whole.experiment.model.shape.num_tokens
+        counted = self.whole.slices(tokens, 0, measured=False)
+        measured_s, _ = self.whole.alone.of_parts_s(self.stages, bounds)
+        counted_s, _ = counted.of_parts_s(self.stages, bounds)
+        return measured_s / np.maximum(counted_s, TINY_S)
 
     @cached_property
     def _are_measured(self) -> bool:
@@ -483,38 +498,3 @@ class SliceCosts:
         return covers_slices(
             experiment.profile, devices, {options.tp for options in self.stages.options}
         )
-
-    @cached_property
-    def _sequences(self) -> tuple[StageTimes, StageTimes]:
-        """Measured and counted times of whole sequences."""
-        tokens = self.whole.experiment.model.shape.num_tokens
-        counted = self.whole.slices(tokens, 0, measured=False)
-        measured_times, _ = self.whole.times_and_messages(self.stages)
-        counted_times, _ = counted.times_and_messages(self.stages)
-        return measured_times, counted_times
-
-    @memoised
-    def _times_and_messages(self, place: Place) -> tuple[StageTimes, Messages]:
-        sequences, tokens, context = place
-        stages, cluster = self.stages, self.whole.experiment.cluster
-        shares = [(sequences,) * len(share) for share in stages.shares]
-        costs = self.whole.slices(tokens, context, measured=self._are_measured)
-        if shares == list(stages.shares) and not cluster.has_rates_by_size:
-            kinds, messages = self._whole_batches
-            return costs.time_tables.of_kinds(kinds), replace(messages, model=costs.messages)
-        return costs.times_and_messages(replace(stages, shares=shares))
-
-    @cached_property
-    def _whole_batches(self) -> tuple[GroupKinds, Messages]:
-        """Kinds of groups, and messages, where a slice has all sequences of a micro-batch."""
-        stages, whole = self.stages, self.whole
-        rings = whole.topology.rings(stages.tensor_groups)
-        kinds = whole.time_tables.kinds(stages, stages.types(whole.experiment.cluster), rings)
-        return kinds, whole.messages.between(stages, rings)
-
-
-def _memory(costs: StageCosts, strategy: Strategy) -> StageMemory:
-    """Return the memory of a strategy's stages, where token slices may divide its micro-batches."""
-    if not strategy.is_sliced:
-        return costs.memory
-    return costs.memory.sliced(largest_share(strategy.token_slices))

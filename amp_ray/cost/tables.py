@@ -1,6 +1,6 @@
 """Tables of the evaluator: all physics of an experiment, by number, filled when it is needed."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
-from amp_ray.strategies.strategy import Strategy, all_bounds
 
 if TYPE_CHECKING:
     from amp_ray.cost.memory import MemoryModel
@@ -81,7 +80,7 @@ class Tables:
         self.may_host = starts_on_host and bool(experiment.traits.piped_collective_s)
         self.rings = RingTable(samples.topology)
         self._types = Numbers()
-        self._special, self._shares = Numbers(NO_RING), Numbers(1.0)
+        self._special, self._shares = Numbers(NO_RING), Numbers(None)
         self._num_layers = model.num_layers
         tied = samples.weights(1).tied
         self.tied = (-1, -1, 0.0) if tied is None else (tied.first, tied.last, tied.parameters)
@@ -395,19 +394,13 @@ class Tables:
 
     # ---------------------------------------------------------------------------------- layouts
 
-    def layout(self, strategy: Strategy) -> Layout:
-        """Return a strategy as numbers."""
-        return self.layout_of(
-            PlacedStages.of_strategy(strategy), all_bounds(self._experiment.model, strategy)
-        )
-
-    def layout_of(self, stages: PlacedStages, bounds: Sequence[int]) -> Layout:
-        """Return placed stages with their cuts as numbers."""
+    def layout_of(self, stages: PlacedStages) -> Layout:
+        """Return placed stages as numbers, not yet cut."""
         layout = Layout(
             np.array([self.option(options) for options in stages.options]),
             np.array(stages.devices, np.int64),
             np.array(stages.samples, np.int64),
-            np.array(bounds, np.int64),
+            np.zeros(stages.pp * stages.virtual_stages + 1, np.int64),
         )
         layout.schedule(stages.pp, stages.num_micro_batches, stages.virtual_stages)
         return layout

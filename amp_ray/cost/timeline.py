@@ -12,7 +12,6 @@ from amp_ray.cost.instructions import (
     other_end,
 )
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.timer import distinct_replicas, strategy_schedule
 from amp_ray.strategies.strategy import Strategy
 
@@ -35,8 +34,7 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
         message = "a plan of operators has no timeline: its stages are priced operator by operator"
         raise ValueError(message)
     traits = cost_model.experiment.traits
-    costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
-    passes_s, sends_s = cost_model.passes(costs, strategy)
+    passes_s, sends_s = cost_model.passes(strategy)
     schedule = strategy_schedule(strategy, passes_s.shape[3], traits)
     orders = [
         tuple(

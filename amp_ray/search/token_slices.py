@@ -244,7 +244,7 @@ class _Search:
         costs = replace(
             self.costs,
             stages=replace(stages, num_micro_batches=number),
-            memory=self.costs.memory.sliced(largest_share(token_slices)),
+            chosen_memory=self.costs.memory.sliced(largest_share(token_slices)),
         )
         return best_bounds(self.cost_model.experiment, costs)
 

@@ -135,6 +135,10 @@ class Layout:
         self.num_micro_batches = num_micro_batches
         self.virtual_stages = virtual_stages
 
+    def cut(self, bounds: longlong[::1]) -> None:
+        """Set the bounds of all chunks."""
+        self.bounds = bounds
+
     def slice_by(self, share: longlong) -> None:
         """Set the number of the largest token slice's share of a micro-batch."""
         self.share = share
@@ -2124,6 +2128,13 @@ class Evaluator:
         return self.at()
 
     @ccall
+    def price_cuts(self, layout: Layout) -> double:
+        """Return `price` of a layout; if it was the last one, only its cuts may have changed."""
+        if self.stages.layout is not layout:
+            self.place(layout)
+        return self.at()
+
+    @ccall
     def place(self, layout: Layout) -> void:
         """Price all of a layout that does not depend on its cuts."""
         self._bind_new()
@@ -2313,7 +2324,7 @@ class Evaluator:
         )
 
     def seconds_by_part(self) -> list[Any]:
-        """Return the passes and messages of every part, as `CostModel.passes` but for slices."""
+        """Return the passes and messages of every part, see `CostModel.seconds`."""
         stages = self.stages
         of_part = np.zeros(stages.num_parts, np.int64)
         for part in range(stages.num_parts):
@@ -2323,6 +2334,6 @@ class Evaluator:
                 ):
                     of_part[part] = number
         chunks = stages.num_chunks
-        passes_s = np.asarray(self.times.passes_s)[of_part, :3, :chunks].transpose(1, 2, 0)
+        passes_s = np.asarray(self.times.passes_s)[of_part, :, :chunks].transpose(1, 2, 0)
         sends_s = np.asarray(self.times.sends_s)[of_part, :, : chunks - 1].transpose(1, 2, 0)
-        return [np.ascontiguousarray(passes_s), np.ascontiguousarray(sends_s)]
+        return [np.ascontiguousarray(passes_s[[3, 1, 2]]), np.ascontiguousarray(sends_s)]

@@ -271,7 +271,7 @@ class SimulatedSearch:
         experiment = self.moves.experiment
         every = [best_bounds(experiment, costs, memory_scale=self._memory_scale)]
         every += [bounds for bounds in kept_bounds(layout, moved) if bounds not in every]
-        least = {bounds: model.least_s(costs, bounds, limit_s) for bounds in every}
+        least = {bounds: model.least_s(costs, bounds) for bounds in every}
         near = [bounds for bounds in every if least[bounds] <= limit_s]
         if not near:
             self.too_slow_s[key] = min(least.values())

@@ -1,10 +1,8 @@
 """`RingTable` against `Topology.rings`, value by value, on clusters of every kind."""
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path as File
 from random import Random
 from types import ModuleType
 
@@ -16,12 +14,13 @@ from hypothesis import strategies as st
 from amp_ray.clusters.cluster import Cluster, Fabric, Link, Node, ZoneLink
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import CATALOGUE
-from amp_ray.cost import rings
 from amp_ray.cost.collective import NO_RING, Path
+from amp_ray.cost.kernels import rings
 from amp_ray.cost.kernels.rings import RingTable
 from amp_ray.cost.nccl import SIZES, Curve
 from amp_ray.cost.topology import Topology
 from support.small_clusters import small_cluster
+from support.uncompiled import uncompiled
 
 ROUNDING = 1e-15
 BYTES = (0.0, 100.0, 511.9, 512.0, 513.0, 1e4, 65536.0, 1e6, 2.0**28, 2.0**29 - 1, 2.0**29, 1e12)
@@ -31,18 +30,7 @@ BOARDS = ("A100-40", "A100-80", "H100", "H200", "B200", "B300", "GB200", "GB300"
 Groups = Sequence[Sequence[int]]
 
 
-def plain_python() -> ModuleType:
-    """Return the module as plain Python."""
-    source = File(rings.__file__).with_name("rings.py")
-    spec = importlib.util.spec_from_file_location("plain_rings", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MODULES = [rings] if rings.__file__.endswith(".py") else [rings, plain_python()]
+MODULES = [rings] if rings.__file__.endswith(".py") else [rings, uncompiled(rings.__name__)]
 """The compiled module, if there is one, and its source as plain Python."""
 
 in_both = pytest.mark.parametrize("module", MODULES, ids=["imported", "plain"][: len(MODULES)])
