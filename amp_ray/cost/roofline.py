@@ -228,9 +228,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     if rank.narrow:
         input_s, gradient_s = (
             0.0 if done else _cast_s(batch * rows * width, rank, constants, after_norm=after_norm)
-            for width, after_norm, done in (
-                (inner, overlaps, gemm.has_cast_input),
-                (columns, False, gemm.has_cast_gradient),
+            for width, after_norm, done in zip(
+                (inner, columns), (overlaps, False), _cast_by_products(gemm, rank), strict=True
             )
         )
         padded = batch * rows * gemm.padded_width
@@ -248,7 +247,14 @@ def cast_operands(gemm: Gemm, rank: Rank) -> tuple[int, int]:
     is_narrow = rank.narrow is not None and gemm.has_weight and not gemm.keeps_precision
     if not is_narrow or (gemm.is_expert and rank.expert_streams):
         return 0, 0
-    return int(not gemm.has_cast_input), int(not gemm.has_cast_gradient)
+    cast_input, cast_gradient = _cast_by_products(gemm, rank)
+    return int(not cast_input), int(not cast_gradient)
+
+
+def _cast_by_products(gemm: Gemm, rank: Rank) -> tuple[bool, bool]:
+    """Return whether the kernels of the products around it have cast input and gradient."""
+    writes = rank.narrow is not None and rank.narrow.written_by_products
+    return writes and gemm.has_cast_input, writes and gemm.has_cast_gradient
 
 
 def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:

@@ -158,7 +158,8 @@ elements of half precision for each element of its result. Forward, the first pr
 writes the result in 8-bit floats, as it is and transposed. Backward, the kernel of the second
 product reads what the first one wrote, 2, and writes its gradient, 2, in this form, instead of that
 of the result, 1 (Transformer Engine 2.14 to 2.20, ops/fused: grouped products in MXFP8 with SwiGLU,
-from 2.15 on with clamps and biases)."""
+from 2.15 on with clamps and biases). In NVFP4 both are written in bf16, as many bytes, and cast by
+a kernel of their own for all experts (from 2.17 on, ops/fused/grouped_mlp.py)."""
 
 ROUTER_KERNELS: Final = {True: 6, False: 22}
 """Kernels of the router beside its product, by whether they are fused: softmax, choice and map, the

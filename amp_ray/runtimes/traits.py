@@ -302,9 +302,11 @@ class RuntimeTraits:
     # Streams in which products and casts of experts run, a kernel for each expert; 0 if one kernel
     # computes all of them
     expert_streams: int = 0
-    # Whether one kernel computes a product of all experts, their activation and the casts of its
-    # result, on boards that scale by blocks and in fp8; elsewhere it means nothing
+    # Whether one kernel computes a product of all experts, their activation and in fp8 the casts of
+    # its result, on boards that scale by blocks; elsewhere it means nothing
     fused_experts: bool = False
+    # Formats for which it has such kernels
+    fused_formats: tuple[Literal["fp8", "nvfp4"], ...] = ("fp8",)
     # Whether a router's scores, choice and auxiliary loss are one kernel each
     fused_router: bool = True
     # Whether an activation of experts is multiplied by the router's weight: in its fused kernel,
@@ -550,7 +552,7 @@ class RuntimeTraits:
         """Return the traits with choices that the boards, the precision or the model decide.
 
         DeepEP does not run on racks with one NVLink domain (flex_dispatcher_backend.py of
-        Megatron-Bridge 0.3.1). The kernels of fused experts exist for MXFP8 alone (Transformer
+        Megatron-Bridge 0.3.1). The kernels of fused experts scale by blocks (Transformer
         Engine, ops/fused). Scaling by tensor needs one copy of a weight where a board multiplies
         any layout.
         """
@@ -558,7 +560,8 @@ class RuntimeTraits:
         recipe = fp8_recipe_on(self.fp8_recipe, devices)
         single = recipe != "mxfp8" and blocks
         in_racks = any(device.rack_devices for device in devices)
-        fused = self.fused_experts and num_experts > 0 and compute == "fp8" and recipe == "mxfp8"
+        can_fuse = num_experts > 0 and blocks and compute in self.fused_formats
+        fused = self.fused_experts and can_fuse and (compute != "fp8" or recipe == "mxfp8")
         dispatcher = self.dispatcher
         if dispatcher in {"auto", "deepep"}:
             dispatcher = "hybridep" if in_racks else "deepep"
