@@ -34,6 +34,10 @@ FUSED_BACKWARD_PRODUCTS: Final = 2.5
 """Products in the backward pass of fused attention per product in its forward pass: it recomputes
 the scores, so it has five products for two."""
 
+FP8_ATTENTION_RATE: Final = 1200 / 740
+"""Rate of fused attention in 8-bit floats relative to half precision, forward on an H100, where the
+units' rate is twice as high (Shah et al., FlashAttention-3, arXiv:2407.08608, abstract)."""
+
 FUSED_BACKWARD_RATE: Final = 63 / 73
 """Rate of these products in the backward pass relative to the forward pass: FlashAttention-2
 reaches up to 63 and 73 % of an A100's peak (Dao, arXiv:2307.08691, section 4.1)."""
@@ -434,6 +438,7 @@ def addressed_s(device: Device, constants: Constants) -> float:
 def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
     """Return the forward rate of fused attention, in floating-point operations per second."""
     device, fraction = rank.device, op.rate_fraction
+    fraction *= FP8_ATTENTION_RATE if op.in_fp8 else 1.0
     measured = device.attention_flops(op.head_size, native=op.native)
     if measured is not None and rank.precision != "fp32":
         return measured * fraction / FLASH_ATTENTION_2_RATE * constants.gemm_scale

@@ -15,6 +15,7 @@ from amp_ray.shipped import Table
 DispatcherName = Literal["auto", "nccl", "alltoall", "deepep", "hybridep"]
 Fp8RecipeName = Literal["auto", "delayed", "tensorwise", "mxfp8"]
 FormatName = Literal["bf16", "tensorwise", "mxfp8"]
+AttentionFormat = Literal["auto", "bf16", "fp8"]
 CudaGraphs = Literal["auto", "none", "attention", "step"]
 ContextExchange = Literal["none", "ring", "all-gather", "all-to-all", "both"]
 
@@ -99,6 +100,7 @@ RELEASES: Final[Mapping[str, Mapping[str, Release]]] = _TABLE.releases
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "dispatcher": get_args(DispatcherName),
     "fp8_recipe": get_args(Fp8RecipeName),
+    "attention_format": get_args(AttentionFormat),
     "cuda_graphs": get_args(CudaGraphs),
     "context_parallel": get_args(ContextExchange),
 }

@@ -22,6 +22,7 @@ from amp_ray.runtimes.releases import (
     DISPATCHERS,
     FP8_RECIPES,
     RELEASES,
+    AttentionFormat,
     ContextExchange,
     CudaGraphs,
     Dispatcher,
@@ -191,6 +192,9 @@ class RuntimeTraits:
     # How 8-bit operands are scaled (`FP8_RECIPES`); ``auto``: by blocks where all boards can, else
     # by tensor
     fp8_recipe: Fp8RecipeName = "delayed"
+    # Format of the products of attention where those of weights are in fp8 (Transformer Engine,
+    # `fp8_dpa`); ``auto``: fp8 with scales by blocks
+    attention_format: AttentionFormat = "bf16"
     # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
     # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
     fp8_bytes_per_parameter: float = 2.0
@@ -347,6 +351,11 @@ class RuntimeTraits:
             changed["collective_start_s"] = start_s + 2 * GRAPH_GAP_S
             changed["host_s_per_micro_batch"] = 0.0
         return Constants(**changed)
+
+    @property
+    def fp8_attention(self) -> bool:
+        """Whether the products of attention run in 8-bit floats."""
+        return self.attention_format == "fp8"
 
     @property
     def dispatch(self) -> "Dispatcher":
@@ -565,6 +574,9 @@ class RuntimeTraits:
         dispatcher = self.dispatcher
         if dispatcher in {"auto", "deepep"}:
             dispatcher = "hybridep" if in_racks else "deepep"
+        attention = self.attention_format
+        if attention == "auto":
+            attention = "fp8" if recipe == "mxfp8" else "bf16"
         graphs = self.cuda_graphs
         if graphs == "auto":
             graphs = "step" if fused else "attention" if num_experts and in_racks else "none"
@@ -576,6 +588,7 @@ class RuntimeTraits:
             fp8_bytes_per_parameter=min(self.fp8_bytes_per_parameter, 1.0)
             if single
             else self.fp8_bytes_per_parameter,
+            attention_format=attention if compute == "fp8" else "bf16",
             dispatcher=dispatcher,
             exchange_multiprocessors=self.exchange_multiprocessors
             or DISPATCHERS[dispatcher].multiprocessors,

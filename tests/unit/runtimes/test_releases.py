@@ -6,7 +6,7 @@ import pytest
 
 from amp_ray.clusters.device import CATALOGUE
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.roofline import Rank, cast_operands
+from amp_ray.cost.roofline import Rank, cast_operands, device_phases
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.operator import Elementwise, Experts, Gemm
 from amp_ray.runtimes.releases import RELEASES, CudaGraphs, DispatcherName
@@ -151,6 +151,44 @@ def test_kernels_of_fused_experts_write_8_bit_floats_but_not_nvfp4() -> None:
     rank = Rank(device=CATALOGUE["B200"], tp=1, micro_batch_size=1, precision="fp8")
     assert cast_operands(gemm, rank) == (0, 0)
     assert cast_operands(gemm, replace(rank, precision="nvfp4")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "expected"),
+    [
+        ("B200", "precision: fp8\n", "fp8"),
+        ("H100", "precision: fp8\n", "bf16"),
+        ("B200", "precision: bf16\n", "bf16"),
+        ("B200", "precision: nvfp4\n", "bf16"),
+        ("B200", "precision: fp8\nrelease: '26.06'\n", "bf16"),
+        ("H100", "precision: fp8\ntraits: {attention_format: fp8}\n", "fp8"),
+    ],
+)
+def test_attention_runs_in_8_bit_floats_as_recipes_with_scales_by_block_say(
+    device: str, keys: str, expected: str
+) -> None:
+    assert moe(device, keys).traits.attention_format == expected
+
+
+def test_attention_in_8_bit_floats_casts_its_inputs_and_is_faster() -> None:
+    """Its products take 740 / 1200 of the time where sequences are long; casts take the rest."""
+    long = MOE.replace("sequence_length: 512", "sequence_length: 65536")
+    seconds, moved = [], []
+    for name in ("bf16", "fp8"):
+        keys = f"precision: fp8\ntraits: {{attention_format: {name}}}\n"
+        experiment = experiment_from(long.replace("DEVICE", "H100") + keys)
+        [op] = [op for op in experiment.model.layers[2].operators if op.name == "attention"]
+        assert isinstance(op, Elementwise)
+        rank = Rank(device=CATALOGUE["H100"], tp=1, micro_batch_size=1, precision="fp8")
+        seconds.append(device_phases([op], rank, experiment.constants))
+        moved.append((op.forward_elements, op.backward_elements, op.num_kernels))
+    stream = 65536 * 512
+    assert [b - a for a, b in zip(*moved, strict=True)] == [6 * stream, 2 * stream, 3]
+    for one, other in (
+        (seconds[1].forward_s, seconds[0].forward_s),
+        (seconds[1].backward_s, seconds[0].backward_s),
+    ):
+        assert 740 / 1200 < one / other < 0.65
 
 
 def test_a_graph_shortens_gaps_and_frees_the_host() -> None:
