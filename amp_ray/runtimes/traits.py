@@ -560,10 +560,10 @@ class RuntimeTraits:
     def on_boards(self, devices: Sequence[Device], compute: Precision, num_experts: int) -> Self:
         """Return the traits with choices that the boards, the precision or the model decide.
 
-        DeepEP does not run on racks with one NVLink domain (flex_dispatcher_backend.py of
-        Megatron-Bridge 0.3.1). The kernels of fused experts scale by blocks (Transformer
-        Engine, ops/fused). Scaling by tensor needs one copy of a weight where a board multiplies
-        any layout.
+        DeepEP does not run on racks with one NVLink domain, and is then replaced by all-to-alls
+        (flex_dispatcher_backend.py of Megatron-Bridge 0.3.1). The kernels of fused experts scale by
+        blocks (Transformer Engine, ops/fused). Scaling by tensor needs one copy of a weight where a
+        board multiplies any layout.
         """
         blocks = all(device.scales_blocks for device in devices)
         recipe = fp8_recipe_on(self.fp8_recipe, devices)
@@ -573,7 +573,8 @@ class RuntimeTraits:
         fused = self.fused_experts and can_fuse and (compute != "fp8" or recipe == "mxfp8")
         dispatcher = self.dispatcher
         if dispatcher in {"auto", "deepep"}:
-            dispatcher = "hybridep" if in_racks else "deepep"
+            instead: DispatcherName = "hybridep" if dispatcher == "auto" else "alltoall"
+            dispatcher = instead if in_racks else "deepep"
         attention = self.attention_format
         if attention == "auto":
             attention = "fp8" if recipe == "mxfp8" else "bf16"

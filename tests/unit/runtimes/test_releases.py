@@ -100,6 +100,9 @@ def test_racks_have_no_deepep() -> None:
     keys = "precision: bf16\nrelease: '25.09'\n"
     assert moe("H100", keys).traits.dispatcher == "deepep"
     assert moe("GB200", keys).traits.dispatcher == "hybridep"
+    library = keys.replace("25.09", "26.08-library")
+    assert moe("H100", library).traits.dispatcher == "deepep"
+    assert moe("GB200", library).traits.dispatcher == "alltoall"
 
 
 def pass_s(experiment: Experiment) -> tuple[float, float]:
