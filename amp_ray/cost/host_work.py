@@ -41,9 +41,9 @@ def host_launches(
         if name not in captured:
             here = _launches(operators, traits, rank, ratio)
             if name in work:
-                known = work[name][0], ratio * work[name][1]
-                replaced = name in _SMALL_KERNELS
-                here = known if replaced else (max(here[0], known[0]), max(here[1], known[1]))
+                measured = work[name][0], ratio * work[name][1]
+                more = max(here[0], measured[0]), max(here[1], measured[1])
+                here = measured if name in _SMALL_KERNELS else more
             forward, backward = forward + here[0], backward + here[1]
     return forward, backward
 
@@ -85,8 +85,9 @@ def _module_work(layer: Layer, traits: RuntimeTraits, rank: Rank) -> Mapping[Mod
     held = next(
         op.batch // (rank.tp if op.shard == "batch" else 1) for op in layer.gemms if op.is_expert
     )
-    each = [base + held * one for base, one in zip(table.experts, table.each, strict=True)]
-    experts = table.fused if traits.fused_experts else (each[0], each[1])
+    experts = table.experts[0] + held * table.each[0], table.experts[1] + held * table.each[1]
+    if traits.fused_experts:
+        experts = table.fused
     return {**work, "attention": table.attention, "router": table.router, "experts": experts}
 
 
