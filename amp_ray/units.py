@@ -39,6 +39,8 @@ class NarrowFormat:
     # Whether operands are always read for the largest element before they are cast, also those
     # that a norm has written; else the runtime's record says so
     reads_for_scales: bool = False
+    # Whether kernels of fused experts write their results in it; else these are cast afterwards
+    written_by_products: bool = False
 
     @property
     def cast_bytes(self) -> float:
@@ -52,7 +54,7 @@ class NarrowFormat:
 
 NARROW: Final[Mapping[Precision, NarrowFormat]] = MappingProxyType(
     {
-        "fp8": NarrowFormat(num_bytes=BYTES_PER_FP8),
+        "fp8": NarrowFormat(num_bytes=BYTES_PER_FP8, written_by_products=True),
         "nvfp4": NarrowFormat(
             num_bytes=BYTES_PER_NVFP4, copy_bytes=2 * BYTES_PER_NVFP4, reads_for_scales=True
         ),

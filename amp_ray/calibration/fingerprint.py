@@ -58,7 +58,13 @@ _LATER_TRAITS: Final = (
     *("frees_gradients", "rounds_gathered", "offloads_activations", "offloaded_blocks"),
     *("weighs_activations", "exchange_multiprocessors", "needs_flash_attention"),
     *("reduces_sharded_at_once", "gather_slice_s", "wraps_optimizer", "host_s_per_iteration"),
-    *("divides_biased_experts", "nvfp4", "has_unaligned_kernels"),
+    *(
+        "divides_biased_experts",
+        "nvfp4",
+        "fused_formats",
+        "attention_format",
+        "has_unaligned_kernels",
+    ),
     *("chunks_loss", "loss_chunks", "rotates_complex", "separate_norms"),
     "unexplained_pipelines",
 )

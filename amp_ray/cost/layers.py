@@ -26,11 +26,11 @@ from amp_ray.cost.collective import (
     start_s,
     taken_share,
 )
+from amp_ray.cost.host_work import CAPTURED, host_launches, modules, waiting_launches
 from amp_ray.cost.roofline import (
     BACKWARD_KERNELS_PER_FORWARD,
     Phases,
     Rank,
-    cast_operands,
     device_phases,
     gemm_phases,
     looped_kernels,
@@ -375,8 +375,8 @@ class LayerWork:
         phases = device_phases(self.layer.measurable, rank, self.constants)
         forward_s = device * phases.forward_s
         backward_s = device * self.constants.backward_scale * phases.backward_s
-        forward_launches, backward_launches = self._added_launches(rank)
-        host_s = host * self.host_s - self._captured_kernels * self.launch_s
+        forward_launches, backward_launches = self._launches(rank)
+        host_s = (host - 1.0) * self.host_s
         host_backward_s = self.constants.host_backward_ratio * host_s
         forward_starts_s, backward_starts_s = self._starts_s(rank)
         forward_loops_s, backward_loops_s = self._loops_s(rank)
@@ -400,7 +400,7 @@ class LayerWork:
         if self.traits.cuda_graphs == "step":
             host_s = host_backward_s = 0.0
         elif self.layer.exchanges:
-            forward_s += self.traits.dispatch.waiting_launches * self.launch_s
+            forward_s += waiting_launches(self.traits, rank) * self.launch_s
         return Phases(
             forward_s=max(forward_s, host_s),
             backward_s=max(backward_s, host_backward_s),
@@ -411,28 +411,27 @@ class LayerWork:
 
     @cached_property
     def _captured_kernels(self) -> int:
-        """Kernels of a forward pass that one CUDA graph starts: all before a block's experts.
-
-        A graph is a launch of its own.
-        """
+        """Kernels of a forward pass that one CUDA graph starts, all before a block's experts."""
         if self.traits.cuda_graphs != "attention" or self.layer.experts is None:
             return 0
-        dispatch = next(op for op in self.layer.operators if op.name == "dispatch")
-        before = self.layer.operators[: self.layer.operators.index(dispatch)]
-        return max(0, count_kernels(before) - 1)
+        parts = modules(self.layer)
+        return sum(count_kernels(parts[name]) for name in CAPTURED) - 1
 
-    def _added_launches(self, rank: Rank) -> tuple[int, int]:
-        """Return the launches of both passes beyond the layer's own kernels.
+    def _launches(self, rank: Rank) -> tuple[float, float]:
+        """Return the launches of both passes, without those of compiled loops.
 
-        These are gathers and scatters, and additions to gradients that are wider than the products'
-        results; a program launches each of them separately.
+        Beside the modules' these are gathers and scatters, and additions to gradients that are
+        wider than the products' results; a program launches each of them separately.
         """
-        widens = self.traits.accumulates_alone(rank.precision)
-        held = len(self.layer.weights) if widens else 0
-        routing = self.traits.dispatch.launches if self.layer.exchanges else 0
-        casts = [cast_operands(op, rank) for op in self.layer.gemms]
-        forward = routing + sum(each[0] for each in casts)
-        backward = held + sum(each[1] for each in casts)
+        forward, backward = host_launches(
+            self.layer,
+            self.traits,
+            rank,
+            self.constants.host_backward_ratio,
+            is_measured=bool(self.anchors.alone),
+        )
+        if self.traits.accumulates_alone(rank.precision):
+            backward += len(self.layer.weights)
         if not rank.sequence_parallel:
             return forward, backward
         collectives = self._collectives(rank)
@@ -624,7 +623,7 @@ class LayerCosts:
         if not self.traits.waits_for_all_reduces:
             forward_s -= compute.forward_idle_s
             backward_s -= compute.backward_idle_s
-            if self.traits.dispatch.launches and not self.traits.overlaps_exchanges:
+            if self.traits.dispatch.kernels and not self.traits.overlaps_exchanges:
                 waited_s = exchange_s / 2 if self.traits.dispatch.waits_for_tokens else 0.0
                 return (
                     max(waited_s, forward_s + exchanges_s[0]),

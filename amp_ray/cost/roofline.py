@@ -34,6 +34,10 @@ FUSED_BACKWARD_PRODUCTS: Final = 2.5
 """Products in the backward pass of fused attention per product in its forward pass: it recomputes
 the scores, so it has five products for two."""
 
+FP8_ATTENTION_RATE: Final = 1200 / 740
+"""Rate of fused attention in 8-bit floats relative to half precision, forward on an H100, where the
+units' rate is twice as high (Shah et al., FlashAttention-3, arXiv:2407.08608, abstract)."""
+
 FUSED_BACKWARD_RATE: Final = 63 / 73
 """Rate of these products in the backward pass relative to the forward pass: FlashAttention-2
 reaches up to 63 and 73 % of an A100's peak (Dao, arXiv:2307.08691, section 4.1)."""
@@ -228,9 +232,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     if rank.narrow:
         input_s, gradient_s = (
             0.0 if done else _cast_s(batch * rows * width, rank, constants, after_norm=after_norm)
-            for width, after_norm, done in (
-                (inner, overlaps, gemm.has_cast_input),
-                (columns, False, gemm.has_cast_gradient),
+            for width, after_norm, done in zip(
+                (inner, columns), (overlaps, False), _cast_by_products(gemm, rank), strict=True
             )
         )
         padded = batch * rows * gemm.padded_width
@@ -248,7 +251,14 @@ def cast_operands(gemm: Gemm, rank: Rank) -> tuple[int, int]:
     is_narrow = rank.narrow is not None and gemm.has_weight and not gemm.keeps_precision
     if not is_narrow or (gemm.is_expert and rank.expert_streams):
         return 0, 0
-    return int(not gemm.has_cast_input), int(not gemm.has_cast_gradient)
+    cast_input, cast_gradient = _cast_by_products(gemm, rank)
+    return int(not cast_input), int(not cast_gradient)
+
+
+def _cast_by_products(gemm: Gemm, rank: Rank) -> tuple[bool, bool]:
+    """Return whether the kernels of the products around it have cast input and gradient."""
+    writes = rank.narrow is not None and rank.narrow.written_by_products
+    return writes and gemm.has_cast_input, writes and gemm.has_cast_gradient
 
 
 def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:
@@ -428,6 +438,7 @@ def addressed_s(device: Device, constants: Constants) -> float:
 def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
     """Return the forward rate of fused attention, in floating-point operations per second."""
     device, fraction = rank.device, op.rate_fraction
+    fraction *= FP8_ATTENTION_RATE if op.in_fp8 else 1.0
     measured = device.attention_flops(op.head_size, native=op.native)
     if measured is not None and rank.precision != "fp32":
         return measured * fraction / FLASH_ATTENTION_2_RATE * constants.gemm_scale

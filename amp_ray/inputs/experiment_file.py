@@ -204,7 +204,8 @@ _PROFILE_FOLDERS: Final = {
 
 _NEEDS: Final = {
     "fused_experts": "kernels of fused experts need a model with experts and fp8 with scales of "
-    "blocks (B200, B300, GB200, GB300)",
+    "blocks (B200, B300, GB200, GB300), or nvfp4 by a release whose fused_formats have it",
+    "attention_format": "attention in fp8 needs precision fp8",
     "dispatcher": "DeepEP runs on no racks with one NVLink domain",
     "fp8_bytes_per_parameter": "boards that multiply any layout keep one copy",
     "cuda_graphs": "a graph of the whole step needs fused experts, since the host waits for others",

@@ -69,6 +69,13 @@ SUM_TRAFFIC: Final = 5
 zeros in single precision 2, reading the sums 2, writing the gradients 1. Kernels of cuDNN 9 on an
 H100: a memset, ``compute_dot_do_o``, ``flash_bprop``, ``convert_dq_to_16bits``."""
 
+CAST_TRAFFIC: Final = 2
+"""Traffic of casting an input of attention to 8-bit floats, in elements of half precision: read,
+and written twice, along either dimension (Transformer Engine 2.20, `combine_and_quantize`)."""
+
+CAST_KERNELS: Final = 3
+"""Kernels of that: queries, keys, values. The backward pass casts the gradient of the result."""
+
 ADDED_PER_STEP: Final = 3
 """Elements read and written to combine the results of two ring steps, per element."""
 
@@ -89,6 +96,7 @@ class Kernels:
     fused_attention: bool = False  # whether all of attention between the projections is one kernel
     attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
     native_attention: bool = False  # whether it uses the board's own instructions
+    fp8_attention: bool = False  # whether its products run in 8-bit floats
     dropout: bool = True
     # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
@@ -606,20 +614,24 @@ def _fused_attention(width: Width) -> Elementwise:
     streams = stream + result
     read = key_values + 2 * width.context_read * width.key_value_size
     outer = 2 * result + SUM_TRAFFIC * stream + 2 * read
+    cast = (CAST_TRAFFIC * (stream + key_values), CAST_TRAFFIC * result)
+    if not width.fp8_attention:
+        cast = 0, 0
     steps = 1 if width.gathers_context else width.ring_ranks
     buffers = 2 * width.cp if width.gathers_context else RING_BUFFERS
     has_ring = width.ring_ranks > 1
     return Elementwise(
         name="attention",
-        forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
-        backward_elements=outer + streams + ADDED_PER_STEP * (steps - 1) * stream,
+        forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result + cast[0],
+        backward_elements=outer + streams + ADDED_PER_STEP * (steps - 1) * stream + cast[1],
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
         block_flops=2.0 * width.block_pairs * (width.head_size + width.value_size),
-        outer_elements=(streams, outer),
+        outer_elements=(streams + cast[0], outer + cast[1]),
         rate_fraction=width.attention_rate,
         head_size=width.head_size,
         native=width.native_attention,
-        num_kernels=steps,
+        in_fp8=width.fp8_attention,
+        num_kernels=steps + (CAST_KERNELS if width.fp8_attention else 0),
         sharded=width.shards_heads,
         context_elements=key_values if has_ring else 0.0,
         buffer_elements=buffers * key_values if has_ring else 0.0,

@@ -102,6 +102,7 @@ class Elementwise:
     outer_elements: tuple[float, float] = (0.0, 0.0)
     head_size: int = 0  # of fused attention, whose rate on some boards was measured
     native: bool = False  # whether attention uses the board's own instructions
+    in_fp8: bool = False  # whether its products run in 8-bit floats
     num_kernels: int = 1  # kernels that are launched in the forward pass
     sharded: bool = False  # whether tensor parallelism divides the work
     sharded_parameters: int = 0  # parameters divided by tp (a vocabulary-parallel table)
@@ -158,7 +159,8 @@ elements of half precision for each element of its result. Forward, the first pr
 writes the result in 8-bit floats, as it is and transposed. Backward, the kernel of the second
 product reads what the first one wrote, 2, and writes its gradient, 2, in this form, instead of that
 of the result, 1 (Transformer Engine 2.14 to 2.20, ops/fused: grouped products in MXFP8 with SwiGLU,
-from 2.15 on with clamps and biases)."""
+from 2.15 on with clamps and biases). In NVFP4 both are written in bf16, as many bytes, and cast by
+a kernel of their own for all experts (from 2.17 on, ops/fused/grouped_mlp.py)."""
 
 ROUTER_KERNELS: Final = {True: 6, False: 22}
 """Kernels of the router beside its product, by whether they are fused: softmax, choice and map, the

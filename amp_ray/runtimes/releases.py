@@ -14,6 +14,8 @@ from amp_ray.shipped import Table
 
 DispatcherName = Literal["auto", "nccl", "alltoall", "deepep", "hybridep"]
 Fp8RecipeName = Literal["auto", "delayed", "tensorwise", "mxfp8"]
+FormatName = Literal["bf16", "tensorwise", "mxfp8"]
+AttentionFormat = Literal["auto", "bf16", "fp8"]
 CudaGraphs = Literal["auto", "none", "attention", "step"]
 ContextExchange = Literal["none", "ring", "all-gather", "all-to-all", "both"]
 
@@ -21,10 +23,10 @@ ContextExchange = Literal["none", "ring", "all-gather", "all-to-all", "both"]
 class Dispatcher(BaseModel, extra="forbid", frozen=True):
     """What sends tokens to their experts and back."""
 
-    launches: int = 0
-    """Launches of the host in a forward pass beyond those counted for router, dispatch and combine;
-    0 if unknown, and then all-to-alls add to the host's time."""
-    waiting_launches: int = 0
+    kernels: int = 0
+    """Kernels of a forward pass, without the router's; 0 if unknown, and then all-to-alls add to
+    the host's time."""
+    waiting_kernels: int = 0
     """Those of them for which the device waits, because the host has just waited for it."""
     waits_for_tokens: bool = False
     """Whether the host waits until tokens for experts have arrived."""
@@ -32,6 +34,26 @@ class Dispatcher(BaseModel, extra="forbid", frozen=True):
     """Whether a token is sent once to each node and to each rank that has experts for it."""
     multiprocessors: int = 24
     """Multiprocessors that it takes while it runs beside computation."""
+
+
+Launches = tuple[float, float]
+"""The host's work in both passes, in launches: a dense block of plain modules has 15 in either
+(`host_backward_ratio` prices those of the backward pass)."""
+
+
+class HostWork(BaseModel, extra="forbid", frozen=True):
+    """Host work of the modules of a block with experts in one format."""
+
+    attention: Launches
+    """All before the router: attention, norms, residuals."""
+    router: Launches
+    dispatchers: dict[DispatcherName, Launches]
+    """Dispatch and combine."""
+    experts: Launches
+    """Both products and the activation between them, without what `each` expert adds."""
+    each: Launches
+    fused: Launches
+    """The same as one operation, for any number of experts."""
 
 
 class Fp8Recipe(BaseModel, extra="forbid", frozen=True):
@@ -58,6 +80,7 @@ class _Releases(Table):
 
     file = "runtimes/releases.yaml"
     dispatchers: dict[DispatcherName, Dispatcher]
+    host_work: dict[FormatName, HostWork]
     fp8_recipes: dict[Fp8RecipeName, Fp8Recipe]
     releases: dict[str, dict[str, Release]]
 
@@ -65,6 +88,9 @@ class _Releases(Table):
 _TABLE: Final = _Releases.shipped()
 
 DISPATCHERS: Final[Mapping[DispatcherName, Dispatcher]] = _TABLE.dispatchers
+
+HOST_WORK: Final[Mapping[FormatName, HostWork]] = _TABLE.host_work
+"""Host work of modules by format; of 8-bit floats with scales by tensor or by block."""
 
 FP8_RECIPES: Final[Mapping[Fp8RecipeName, Fp8Recipe]] = _TABLE.fp8_recipes
 
@@ -74,6 +100,7 @@ RELEASES: Final[Mapping[str, Mapping[str, Release]]] = _TABLE.releases
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "dispatcher": get_args(DispatcherName),
     "fp8_recipe": get_args(Fp8RecipeName),
+    "attention_format": get_args(AttentionFormat),
     "cuda_graphs": get_args(CudaGraphs),
     "context_parallel": get_args(ContextExchange),
 }

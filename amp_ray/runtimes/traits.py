@@ -22,6 +22,7 @@ from amp_ray.runtimes.releases import (
     DISPATCHERS,
     FP8_RECIPES,
     RELEASES,
+    AttentionFormat,
     ContextExchange,
     CudaGraphs,
     Dispatcher,
@@ -191,6 +192,9 @@ class RuntimeTraits:
     # How 8-bit operands are scaled (`FP8_RECIPES`); ``auto``: by blocks where all boards can, else
     # by tensor
     fp8_recipe: Fp8RecipeName = "delayed"
+    # Format of the products of attention where those of weights are in fp8 (Transformer Engine,
+    # `fp8_dpa`); ``auto``: fp8 with scales by blocks
+    attention_format: AttentionFormat = "bf16"
     # Weights of blocks that are kept in fp8, as they are and transposed; boards that multiply any
     # layout need only the former (Transformer Engine: compute capability 10.0, scaling by tensor)
     fp8_bytes_per_parameter: float = 2.0
@@ -302,9 +306,11 @@ class RuntimeTraits:
     # Streams in which products and casts of experts run, a kernel for each expert; 0 if one kernel
     # computes all of them
     expert_streams: int = 0
-    # Whether one kernel computes a product of all experts, their activation and the casts of its
-    # result, on boards that scale by blocks and in fp8; elsewhere it means nothing
+    # Whether one kernel computes a product of all experts, their activation and in fp8 the casts of
+    # its result, on boards that scale by blocks; elsewhere it means nothing
     fused_experts: bool = False
+    # Formats for which it has such kernels
+    fused_formats: tuple[Literal["fp8", "nvfp4"], ...] = ("fp8",)
     # Whether a router's scores, choice and auxiliary loss are one kernel each
     fused_router: bool = True
     # Whether an activation of experts is multiplied by the router's weight: in its fused kernel,
@@ -345,6 +351,11 @@ class RuntimeTraits:
             changed["collective_start_s"] = start_s + 2 * GRAPH_GAP_S
             changed["host_s_per_micro_batch"] = 0.0
         return Constants(**changed)
+
+    @property
+    def fp8_attention(self) -> bool:
+        """Whether the products of attention run in 8-bit floats."""
+        return self.attention_format == "fp8"
 
     @property
     def dispatch(self) -> "Dispatcher":
@@ -549,19 +560,24 @@ class RuntimeTraits:
     def on_boards(self, devices: Sequence[Device], compute: Precision, num_experts: int) -> Self:
         """Return the traits with choices that the boards, the precision or the model decide.
 
-        DeepEP does not run on racks with one NVLink domain (flex_dispatcher_backend.py of
-        Megatron-Bridge 0.3.1). The kernels of fused experts exist for MXFP8 alone (Transformer
-        Engine, ops/fused). Scaling by tensor needs one copy of a weight where a board multiplies
-        any layout.
+        DeepEP does not run on racks with one NVLink domain, and is then replaced by all-to-alls
+        (flex_dispatcher_backend.py of Megatron-Bridge 0.3.1). The kernels of fused experts scale by
+        blocks (Transformer Engine, ops/fused). Scaling by tensor needs one copy of a weight where a
+        board multiplies any layout.
         """
         blocks = all(device.scales_blocks for device in devices)
         recipe = fp8_recipe_on(self.fp8_recipe, devices)
         single = recipe != "mxfp8" and blocks
         in_racks = any(device.rack_devices for device in devices)
-        fused = self.fused_experts and num_experts > 0 and compute == "fp8" and recipe == "mxfp8"
+        can_fuse = num_experts > 0 and blocks and compute in self.fused_formats
+        fused = self.fused_experts and can_fuse and (compute != "fp8" or recipe == "mxfp8")
         dispatcher = self.dispatcher
         if dispatcher in {"auto", "deepep"}:
-            dispatcher = "hybridep" if in_racks else "deepep"
+            instead: DispatcherName = "hybridep" if dispatcher == "auto" else "alltoall"
+            dispatcher = instead if in_racks else "deepep"
+        attention = self.attention_format
+        if attention == "auto":
+            attention = "fp8" if recipe == "mxfp8" else "bf16"
         graphs = self.cuda_graphs
         if graphs == "auto":
             graphs = "step" if fused else "attention" if num_experts and in_racks else "none"
@@ -573,6 +589,7 @@ class RuntimeTraits:
             fp8_bytes_per_parameter=min(self.fp8_bytes_per_parameter, 1.0)
             if single
             else self.fp8_bytes_per_parameter,
+            attention_format=attention if compute == "fp8" else "bf16",
             dispatcher=dispatcher,
             exchange_multiprocessors=self.exchange_multiprocessors
             or DISPATCHERS[dispatcher].multiprocessors,

@@ -13,7 +13,7 @@ from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.operator import Elementwise
-from amp_ray.runtimes.releases import DispatcherName
+from amp_ray.runtimes.releases import HOST_WORK, DispatcherName
 from amp_ray.runtimes.traits import RECOMPUTED, RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
@@ -278,23 +278,26 @@ def moe_layer_s(
 
 
 def test_a_host_that_routes_launches_more_and_waits_for_half_of_the_tokens() -> None:
-    """With a slow host: more launches, and one of two all-to-alls that else are both added."""
+    """With a slow host: a dispatcher's work for 2 kernels, and one of two exchanges, not both."""
     path = CostModel(experiment=EXPERIMENT).topology.exchange([list(range(8))])
     num_bytes = 2 * 256 * 2 * 512 * BYTES_PER_ELEMENT["bf16"]
     exchange = exchange_s(num_bytes, path, start_s(EXPERIMENT.constants, EXPERIMENT.traits))
     names: tuple[DispatcherName, ...] = ("nccl", "alltoall", "deepep")
     plain, free, routed = (moe_layer_s(1e-3, path, dispatcher=name) for name in names)
     assert plain[0] == pytest.approx(28e-3 + 2 * exchange)
-    assert free[0] == pytest.approx(46e-3)
-    assert routed[0] == pytest.approx(48e-3 + exchange)
-    assert plain[1] - routed[1] == pytest.approx(2 * exchange)
+    launches = HOST_WORK["bf16"].dispatchers
+    assert free[0] == pytest.approx((26 + launches["alltoall"][0]) * 1e-3)
+    assert routed[0] == pytest.approx((26 + launches["deepep"][0]) * 1e-3 + exchange)
+    fewer = 2 * (2 - launches["deepep"][1]) * 1e-3
+    assert plain[1] - routed[1] == pytest.approx(2 * exchange + fewer)
 
 
 def test_a_device_waits_for_the_launches_behind_the_wait_of_its_host() -> None:
     path = CostModel(experiment=EXPERIMENT).topology.exchange([list(range(8))])
     plain = moe_layer_s(1e-7, path)
     routed = moe_layer_s(1e-7, path, dispatcher="deepep")
-    assert routed[0] - plain[0] == pytest.approx(17e-7)
+    waiting = HOST_WORK["bf16"].dispatchers["deepep"][0] * 17 / 24
+    assert routed[0] - plain[0] == pytest.approx(waiting * 1e-7)
     assert routed[1] == pytest.approx(plain[1])
 
 
@@ -491,15 +494,18 @@ def test_a_module_for_one_more_token_is_a_block_with_a_projection_and_a_loss() -
 def test_a_compiled_loop_launches_a_kernel_for_each_expert() -> None:
     """Of the host's time: four experts of a rank, two products of each, two more backward."""
     gap = EXPERIMENT.constants.kernel_gap_s
-    seconds = []
+    rates = []
     for streams in (0, 4):
-        traits = replace(EXPERIMENT.traits, expert_streams=streams)
-        constants = replace(EXPERIMENT.constants, host_s_per_kernel=1e-3)
-        model = CostModel(experiment=replace(EXPERIMENT, traits=traits, constants=constants))
-        options = StageOptions(tp=1, dp=8, ep=2)
-        table, _ = model.time_tables.table((0,), NO_RING, options, 2, NO_RING)
-        seconds.append(table[:2, 3] - table[:2, 2])
-    assert (seconds[1] - seconds[0]).tolist() == pytest.approx([8 * gap, 16 * gap])
+        seconds = []
+        for gap_s in (gap, 2 * gap):
+            traits = replace(EXPERIMENT.traits, expert_streams=streams)
+            constants = replace(EXPERIMENT.constants, host_s_per_kernel=1e-3, kernel_gap_s=gap_s)
+            model = CostModel(experiment=replace(EXPERIMENT, traits=traits, constants=constants))
+            options = StageOptions(tp=1, dp=8, ep=2)
+            table, _ = model.time_tables.table((0,), NO_RING, options, 2, NO_RING)
+            seconds.append(table[:2, 3] - table[:2, 2])
+        rates.append((seconds[1] - seconds[0]) / gap)
+    assert (rates[1] - rates[0]).tolist() == pytest.approx([8, 16])
 
 
 def test_recomputed_operators_are_names_of_operators() -> None:

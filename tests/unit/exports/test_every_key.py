@@ -111,6 +111,7 @@ READERS = {
             *("trainer.precision=bf16", "exp_manager.name=x", "trainer.devices=4"),
             *("--train-iters 10", "--swiglu", "--num-layers 6", "--attention-backend flash"),
             *("--optimizer adam", "--transformer-impl transformer_engine", "--optimizer-x false"),
+            "--fp8-dot-product-attention",  # bf16 has no use for it
         ),
     ),
     "_from_titan": Reader(

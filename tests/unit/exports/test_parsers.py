@@ -16,6 +16,7 @@ from amp_ray.exports.assumed import Assumed
 from amp_ray.exports.chosen import Chosen
 from amp_ray.exports.configs import nanotron_config
 from amp_ray.exports.megatron import bridge_overrides, megatron_program, megatron_script
+from amp_ray.exports.megatron_keys import notes_of
 from amp_ray.exports.shell import words_of
 from amp_ray.exports.starts import start_of
 from amp_ray.exports.torchtitan import titan_config
@@ -124,6 +125,8 @@ def test_megatrons_parser_takes_what_blackwell_runs() -> None:
         [text] = bridge_overrides(chosen).files.values()
         assert "export NVTE_CUTEDSL_FUSED_GROUPED_MLP=1\n" in text
         assert "mixed_precision=bf16_with_mxfp8_mixed" in words_of(text)
+        assert "fp8_attention: fp8_dot_product_attention=True" in text
+        assert "fp8_attention: fp8_dot_product_attention=True" in program.head
         told += 1
     assert told > 5
 
@@ -137,6 +140,17 @@ def test_no_override_of_bridge_stands_twice(name: str, keys: str) -> None:
             word.partition("=")[0] for word in words_of(text) if re.match(r"[a-z]+\.\w+=", word)
         ]
         assert len(names) == len(set(names)) > 10
+
+
+@pytest.mark.parametrize("planned", ["bf16", "fp8"])
+def test_attention_in_8_bit_floats_is_read(planned: str) -> None:
+    """A flag, or a key of Megatron-Bridge, leads to the trait unless it has that value."""
+    keys = f"precision: fp8\ntraits: {{attention_format: {planned}}}\n"
+    chosen = next(iter(chosen_cases("llama-3-8b", "megatron-core", keys)))
+    flags = {"fp8-format": "hybrid", "fp8-dot-product-attention": ""}
+    told = " ".join(str(note) for note in notes_of(flags, chosen.experiment, "run.sh"))
+    hint = "plan it with --set traits.attention_format=fp8"
+    assert (hint in told) is (planned == "bf16")
 
 
 def test_the_parser_refuses_what_was_exported_before() -> None:

@@ -242,7 +242,7 @@ GPT2 = SMALL[SMALL.index("family") : SMALL.index("}\ncluster")]
         ("runtime: torch\nrelease: '1.0'", "release: found '1.0'; torch has no releases"),
         (
             "runtime: megatron-core\nrelease: '1.0'",
-            "release: found '1.0'; expected one of 26.08, 26.06, 26.02, 25.09, 25.04",
+            "release: found '1.0'; expected one of 26.08, 26.08-nvfp4-experts, 26.08-lib",
         ),
         (
             "runtime: megatron-core\ntraits: {dispatcher: mpi}",
