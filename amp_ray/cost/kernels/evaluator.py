@@ -508,6 +508,8 @@ class Stages:
         self.cell_first = np.zeros(num_devices + 1, np.int64)
         self.cell_rows = np.zeros(num_devices, np.int64)
         self.pointers = np.zeros(num_devices, np.int64)
+        none = np.zeros(0, np.int64)
+        self.layout = Layout(none, none, none, none)
 
     @cfunc
     def read(self, layout: Layout, options: Options) -> void:

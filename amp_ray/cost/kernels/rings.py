@@ -498,7 +498,8 @@ class RingTable:
             path = self.objects[number] = self._made(number)
         return path
 
-    def _made(self, number: int) -> Path:
+    def _made(self, of_number: int) -> Path:
+        number: cython.Py_ssize_t = of_number
         has_curves = bool(self.has_curves[number])
         return Path(
             bytes_per_s=float(self.bytes_per_s[number]),
