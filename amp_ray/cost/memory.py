@@ -595,8 +595,20 @@ class MemoryModel:
         if self._rounds_shards(options):
             shared -= weights
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
-            whole = per.weight + per.total
+            whole = per.weight + per.gradient
+        elif self._defers_gradients(options):
+            whole += per.gradient
         return whole + shared / shards
+
+    def _defers_gradients(self, options: StageOptions) -> bool:
+        """Return whether the sum of whole gradients is kept until the last micro-batch."""
+        return (
+            self.traits.defers_gradient_sync
+            and self.candidate.pp == 1
+            and self.candidate.num_micro_batches > 1
+            and options.zero.stage >= SHARDED_GRADIENTS
+            and self._shards(options) > 1
+        )
 
     def _shards(self, options: StageOptions) -> int:
         if options.zero.stage == 0 and self.traits.shards_without_zero(self.rank.precision):

@@ -266,6 +266,9 @@ class RuntimeTraits:
     # Whether stage 2 frees its weights after the backward pass and gathers them for every
     # micro-batch (torch's SHARD_GRAD_OP), instead of once after the step
     gathers_every_pass: bool = False
+    # Whether gradients from stage 2 on are reduced once per step without a pipeline, too, beside
+    # the last backward pass. Until then they are kept whole, in the format of their reduction
+    defers_gradient_sync: bool = False
     # Gradients that may wait to be reduced from stage 2 on without a pipeline, if those of a layer
     # are fewer; with stage 3 half as many weights are gathered ahead of the running layer
     waiting_elements: float = 0.0
