@@ -4,7 +4,7 @@ Traits are properties of the program that runs a strategy, not of the cluster or
 They are input to the cost model, which never asks for a runtime by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
@@ -299,6 +299,8 @@ class RuntimeTraits:
     sequence_parallel: bool = False
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
+    # Traits that a setting of the program switches, and that published runs had either way
+    switched: tuple[Literal["keeps_gathered_inputs"], ...] = ()
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
     # Whether tensor-parallel ranks can divide experts that have biases
     divides_biased_experts: bool = True
@@ -617,6 +619,13 @@ class RuntimeTraits:
         0.16 refuses both).
         """
         return replace(self, offloaded_blocks=num_blocks, recompute=("none",), cuda_graphs="none")
+
+    def other_settings(self) -> Iterator[tuple[str, Self]]:
+        """Yield changes of the experiment file that switch one trait, and the traits with it."""
+        for name in self.switched:
+            value = not getattr(self, name)
+            change: dict[str, Any] = {name: value}
+            yield f"traits.{name}={str(value).lower()}", replace(self, **change)
 
     def is_unexplained(self, strategy: Strategy, num_nodes: int) -> bool:
         """Return whether a strategy took longer elsewhere than anything in the program explains."""

@@ -92,6 +92,8 @@ class Remedies:
         for number in _offloads(experiment, candidate):
             offloading = replace(experiment, traits=traits.with_offloaded(number))
             yield f"offloaded_blocks {number}", (offloading, strategy)
+        for change, switched in traits.other_settings():
+            yield change, (replace(experiment, traits=switched), strategy)
         for formats in _narrower(experiment):
             changed_traits = traits.with_formats(formats)
             has_shards = candidate.options.dp == 1 or (

@@ -101,6 +101,15 @@ def test_activations_may_wait_in_the_hosts_memory_where_the_runtime_can() -> Non
     )
 
 
+def test_another_setting_of_the_program_is_offered() -> None:
+    """A program, nanotron, may keep inputs that its products gather, or gather them again."""
+    text = TEXT.replace("megatron-core", "nanotron") + "sequence_parallel: true\n"
+    needed = estimate(experiment(80, text)).peak_memory_bytes[0] / 2**30
+    tight = experiment(needed - 1, text)
+    added = Remedies(experiment=tight).add(estimate(tight))
+    assert "traits.keeps_gathered_inputs=false" in names(added)
+
+
 def test_only_the_first_rows_have_remedies() -> None:
     tight = experiment(20)
     results = with_remedies(tight, [estimate(tight)] * (NUM_REMEDIES + 1))
