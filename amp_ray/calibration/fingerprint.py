@@ -60,7 +60,7 @@ _LATER_TRAITS: Final = (
     *("reduces_sharded_at_once", "gather_slice_s", "wraps_optimizer", "host_s_per_iteration"),
     *("divides_biased_experts", "nvfp4", "has_unaligned_kernels"),
     *("chunks_loss", "loss_chunks", "rotates_complex", "separate_norms"),
-    *("unexplained_pipelines", "defers_gradient_sync", "switched"),
+    *("unexplained_pipelines", "defers_gradient_sync", "switched", "compiled_attention"),
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""

@@ -428,7 +428,7 @@ def addressed_s(device: Device, constants: Constants) -> float:
 def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
     """Return the forward rate of fused attention, in floating-point operations per second."""
     device, fraction = rank.device, op.rate_fraction
-    measured = device.attention_flops(op.head_size, native=op.native)
+    measured = device.attention_flops(op.head_size, native=op.native, compiled=op.compiled)
     if measured is not None and rank.precision != "fp32":
         return measured * fraction / FLASH_ATTENTION_2_RATE * constants.gemm_scale
     if not device.has_flash_attention:

@@ -89,6 +89,7 @@ class Kernels:
     fused_attention: bool = False  # whether all of attention between the projections is one kernel
     attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
     native_attention: bool = False  # whether it uses the board's own instructions
+    compiled_attention: bool = False  # whether Triton compiles it
     dropout: bool = True
     # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
@@ -619,6 +620,7 @@ def _fused_attention(width: Width) -> Elementwise:
         rate_fraction=width.attention_rate,
         head_size=width.head_size,
         native=width.native_attention,
+        compiled=width.compiled_attention,
         num_kernels=steps,
         sharded=width.shards_heads,
         context_elements=key_values if has_ring else 0.0,

@@ -102,6 +102,7 @@ class Elementwise:
     outer_elements: tuple[float, float] = (0.0, 0.0)
     head_size: int = 0  # of fused attention, whose rate on some boards was measured
     native: bool = False  # whether attention uses the board's own instructions
+    compiled: bool = False  # whether Triton compiles attention
     num_kernels: int = 1  # kernels that are launched in the forward pass
     sharded: bool = False  # whether tensor parallelism divides the work
     sharded_parameters: int = 0  # parameters divided by tp (a vocabulary-parallel table)

@@ -128,6 +128,8 @@ class RuntimeTraits:
     attention_rate: float = FLASH_ATTENTION_2_RATE
     # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
     native_attention: bool = False
+    # Whether Triton compiles it for the board (torch's FlexAttention)
+    compiled_attention: bool = False
     # Whether the loss can be computed part by part, and into how many parts: the experiment's
     # `loss_chunks`, 0 for as many as make logits no larger than the stream
     chunks_loss: bool = False
