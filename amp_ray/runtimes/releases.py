@@ -71,6 +71,14 @@ FP8_RECIPES: Final[Mapping[Fp8RecipeName, Fp8Recipe]] = _TABLE.fp8_recipes
 RELEASES: Final[Mapping[str, Mapping[str, Release]]] = _TABLE.releases
 """Releases by runtime and name, the newest first."""
 
+
+def oldest_alike(runtime: str, release: str) -> str:
+    """Return the oldest release of a runtime that sets the traits of this one."""
+    releases = RELEASES.get(runtime, {})
+    alike = [name for name, each in releases.items() if each.traits == releases[release].traits]
+    return alike[-1] if alike else release
+
+
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "dispatcher": get_args(DispatcherName),
     "fp8_recipe": get_args(Fp8RecipeName),
