@@ -212,10 +212,7 @@ class CostModel(SampleCosts):
                 stage's tp on its devices.
         """
         self._check_devices(stages)
-        samples, types = (
-            self._samples_at(stages),
-            stages.types(self.experiment.cluster),
-        )
+        samples, types = self._samples_at(stages), stages.types(self.experiment.cluster)
         topology, messages = samples.network(max(map(max, stages.shares)))
         rings = topology.rings(stages.tensor_groups)
         if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
