@@ -37,7 +37,7 @@ class Setting:
     """Where a time is measured, as far as errors of predictions differ."""
 
     program: str  # name of the runtime
-    release: str  # of the program: the oldest one with its traits; empty if it has none
+    release: str  # of the program (`oldest_alike`); empty if it has none
     board: str  # name of the device
     kind: str  # of model and strategy: words of `_kind`
 
@@ -87,10 +87,11 @@ class Evidence:
 
 def settings(experiment: Experiment, strategy: Strategy) -> Iterator[Setting]:
     """Yield the setting of a strategy on every board of an experiment."""
+    traits, has_experts = experiment.traits, any(each.experts for each in experiment.model.layers)
     for device in experiment.cluster.device_types:
         yield Setting(
-            program=experiment.traits.name,
-            release=oldest_alike(experiment.traits.name, experiment.traits.release),
+            program=traits.name,
+            release=oldest_alike(traits.name, traits.release, has_experts=has_experts),
             board=device.name,
             kind=_kind(experiment, strategy),
         )

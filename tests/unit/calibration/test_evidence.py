@@ -13,7 +13,7 @@ from amp_ray.calibration.evidence import (
 from amp_ray.clusters.constants import Uncertainty
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
-from support.experiments import small_experiment
+from support.experiments import experiment_from, small_experiment
 from support.planted import small_strategies
 
 ON_A100 = ("device: T4", "device: A100-80")
@@ -86,17 +86,32 @@ def test_a_release_counts_before_other_releases() -> None:
     assert NEW_RELEASE < FIRST_MET
 
 
+EXPERTS = "num_experts: 8, experts_per_token: 2, "
+ON_H100 = "runtime 'megatron-core' on H100: experts, release 26.08"
+
+
 @pytest.mark.parametrize(
-    ("release", "text"),
+    ("release", "experts", "text"),
     [
-        ("26.02", ""),
-        ("25.09", ""),
-        ("26.08", "runtime 'megatron-core' on H100: dense, release 26.08"),
+        *(("26.02", EXPERTS, ""), ("25.09", EXPERTS, ""), ("26.08", EXPERTS, ON_H100)),
+        *(("26.02", "", ""), ("26.08", "", "")),
     ],
 )
-def test_a_release_without_measurements_says_so(release: str, text: str) -> None:
-    """Releases with the same traits are one: 25.09 and 26.02."""
-    in_core = ("global", f"runtime: megatron-core\nrelease: {release}\nglobal")
-    found = Evidence.of(*case(("device: T4", "device: H100"), in_core))
+def test_a_release_without_measurements_says_so(release: str, experts: str, text: str) -> None:
+    """Releases by which a model's times are the same are one: without experts, 26.02 and 26.08."""
+    given = experiment_from(
+        f"""
+name: small
+model:
+  {{{experts}family: llama, num_layers: 2, hidden_size: 256, num_heads: 4, feed_forward_size: 512,
+   vocab_size: 512, sequence_length: 128}}
+cluster: {{nodes: [{{device: H100, slots: 2}}]}}
+precision: bf16
+runtime: megatron-core
+release: "{release}"
+global_batch_size: 4
+"""
+    )
+    found = Evidence.of(given, small_strategies(given)[0])
     assert found.unbacked == text
-    assert (found.first_met > 0) is bool(text)
+    assert found.first_met == (NEW_RELEASE if text else 0.0)
