@@ -48,7 +48,7 @@ def names(given: Estimate) -> list[str]:
 
 def test_each_change_is_the_models_own_estimate_and_the_fastest_is_first() -> None:
     needed = estimate(experiment(80)).peak_memory_bytes[0] / 2**30
-    tight = experiment(needed - 1)
+    tight = experiment(needed - 2)
     added = Remedies(experiment=tight).add(estimate(tight))
     times_s = [remedy.iteration_time_s for remedy in added.remedies]
     assert times_s == sorted(times_s)
@@ -99,6 +99,19 @@ def test_activations_may_wait_in_the_hosts_memory_where_the_runtime_can() -> Non
     assert not any(
         "offload" in name for name in names(Remedies(experiment=again).add(estimate(again)))
     )
+
+
+def test_modules_that_the_model_has_may_be_recomputed() -> None:
+    """Megatron-core can make feed-forward parts again; no layer has latents or experts."""
+    needed = estimate(experiment(80)).peak_memory_bytes[0] / 2**30
+    tight = experiment(needed - 0.5)
+    changes = names(Remedies(experiment=tight).add(estimate(tight)))
+    assert "recompute of layernorm" in changes
+    modules = TEXT.replace("recompute: none", "recompute: {modules: [layernorm]}")
+    again = experiment(needed - 0.5, modules)
+    assert CostModel(experiment=again).estimate(estimate(again).strategy).feasible
+    assert "recompute of layernorm" not in names(Remedies(experiment=again).add(estimate(again)))
+    assert not any("mla" in change or "moe" in change for change in changes)
 
 
 def test_another_setting_of_the_program_is_offered() -> None:
