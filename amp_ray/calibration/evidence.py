@@ -121,12 +121,12 @@ def backing(setting: Setting, factors: Mapping[Setting, float]) -> tuple[float, 
     """
     if setting in factors:
         return factors[setting], 0.0
-    others = [
+    alike = [
         factor
         for each, factor in factors.items()
         if replace(each, release=setting.release) == setting
     ]
-    return (max(others), NEW_RELEASE) if others else (1.0, FIRST_MET)
+    return (max(alike), NEW_RELEASE) if alike else (1.0, FIRST_MET)
 
 
 @cache

@@ -215,11 +215,11 @@ class Device:
         if rates is None:
             return None
         has_ampere = self.name in _TABLE.ampere_instructions
-        own = self.clock_fraction * TERA * rates[head_size > _SMALL_HEAD]
+        rate = self.clock_fraction * TERA * rates[head_size > _SMALL_HEAD]
         if compiled:
-            return own * (_TRITON_ON_AMPERE if has_ampere else _TRITON)
+            return rate * (_TRITON_ON_AMPERE if has_ampere else _TRITON)
         if native or has_ampere:
-            return own
+            return rate
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
         share *= self.clock_fraction
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")
