@@ -66,7 +66,7 @@ _LATER_TRAITS: Final = (
         "has_unaligned_kernels",
     ),
     *("chunks_loss", "loss_chunks", "rotates_complex", "separate_norms"),
-    "unexplained_pipelines",
+    *("unexplained_pipelines", "defers_gradient_sync", "switched", "compiled_attention"),
 )
 """Traits that older calibrations lack. They follow from the runtime's name, from
 ``fused_attention``, or from the program's settings, which are compared."""

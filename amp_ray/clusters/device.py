@@ -54,6 +54,15 @@ FLASH_ATTENTION_2_ON_HOPPER: Final = 0.35
 al., FlashAttention-3, arXiv:2407.08608, abstract). Newer boards run them as fast on each of their
 multiprocessors."""
 
+_TRITON: Final = 1.3 / 2.7
+"""Rate of attention that Triton compiles over that of cuDNN, from Hopper on: FlashAttention-4 is up
+to 1.3 times as fast as cuDNN 9.13 on a B200, and up to 2.7 times as fast as Triton (Zadouri et al.,
+arXiv:2603.05451, abstract). On an H100 that is .92 of FlashAttention-2, as on Ampere."""
+
+_TRITON_ON_AMPERE: Final = 0.9
+"""The same over that of FlashAttention-2 (PyTorch, "FlexAttention: The Flexibility of PyTorch with
+the Performance of FlashAttention", August 2024: .9 forward, .85 backward)."""
+
 _UNALIGNED: Final = {1: 122e12 / 33.45e12, 2: 251e12 / 33.45e12}
 """Operations for each instruction that an H200 issues (`Device.instructions_per_s`) in products
 whose operands' rows begin at multiples of so many elements in half precision, below 8. cuBLAS 13
@@ -188,13 +197,16 @@ class Device:
         """Whether it multiplies 8-bit floats with a scale for each block of 32 (MXFP8)."""
         return self.name in _TABLE.block_scales
 
-    def attention_flops(self, head_size: int, *, native: bool) -> float | None:
+    def attention_flops(
+        self, head_size: int, *, native: bool, compiled: bool = False
+    ) -> float | None:
         """Return the rate of fused attention's forward pass in half precision.
 
         Args:
             head_size: Elements of a head's keys.
             native: Whether the kernel uses the board's own instructions (cuDNN, FlashAttention-3),
                 not those of Ampere, as FlashAttention-2 does on every board.
+            compiled: Whether Triton compiles it for the board.
 
         Returns:
             Floating-point operations per second; None where nothing was measured.
@@ -202,8 +214,12 @@ class Device:
         rates = _TABLE.attention.get(self.name)
         if rates is None:
             return None
-        if native or self.name in _TABLE.ampere_instructions:
-            return self.clock_fraction * TERA * rates[head_size > _SMALL_HEAD]
+        has_ampere = self.name in _TABLE.ampere_instructions
+        rate = self.clock_fraction * TERA * rates[head_size > _SMALL_HEAD]
+        if compiled:
+            return rate * (_TRITON_ON_AMPERE if has_ampere else _TRITON)
+        if native or has_ampere:
+            return rate
         share = self.num_multiprocessors / CATALOGUE["H100"].num_multiprocessors
         share *= self.clock_fraction
         return share * FLASH_ATTENTION_2_ON_HOPPER * CATALOGUE["H100"].peak_flops("bf16")

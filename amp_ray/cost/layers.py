@@ -606,13 +606,12 @@ class LayerCosts:
         """
         ring, exchange = paths
         exchange_s = work.exchanges_s(rank, exchange)
+        taken = taken_share(rank.device, self.traits.taken_multiprocessors)
         if self.traits.overlaps_exchanges:
-            taken = taken_share(rank.device, self.traits.taken_multiprocessors)
             beyond_s = exchange_s - (compute.forward_s + compute.backward_s) / 2
             exchange_s = max(taken * exchange_s, beyond_s)
         exchanges_s = [exchange_s, exchange_s]
         if self.traits.overlaps_shared_experts:
-            taken = taken_share(rank.device, self.traits.taken_multiprocessors)
             exchanges_s = [
                 max(taken * exchange_s, exchange_s - shared_s) for shared_s in work.shared_s(rank)
             ]

@@ -264,7 +264,7 @@ class MemoryModel:
         """Return the memory of a candidate's stages from that of its layers."""
         per, zero = layers.per_of(candidate.options.zero.stage), candidate.options.zero
         alone = zero.stage >= SHARDED_GRADIENTS and candidate.pp == 1
-        later = _largest_layer(weights) * (per.weight + per.gradient) if alone else 0.0
+        later = _largest_pair(weights) / 2 * (per.weight + per.gradient) if alone else 0.0
         return cls(
             layers=layers.rows(weights, candidate.options.recompute.kind, later),
             plain=layers.rows(weights, "none", later),
@@ -596,8 +596,20 @@ class MemoryModel:
         if self._rounds_shards(options):
             shared -= weights
         if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
-            whole = per.weight + per.total
+            whole = per.weight + per.gradient
+        elif self._defers_gradients(options):
+            whole += per.gradient
         return whole + shared / shards
+
+    def _defers_gradients(self, options: StageOptions) -> bool:
+        """Return whether the sum of whole gradients is kept until the last micro-batch."""
+        return (
+            self.traits.defers_gradient_sync
+            and self.candidate.pp == 1
+            and self.candidate.num_micro_batches > 1
+            and options.zero.stage >= SHARDED_GRADIENTS
+            and self._shards(options) > 1
+        )
 
     def _shards(self, options: StageOptions) -> int:
         if options.zero.stage == 0 and self.traits.shards_without_zero(self.rank.precision):
@@ -640,7 +652,7 @@ class MemoryModel:
         if zero.stage < SHARDED_GRADIENTS:
             return 0.0
         held = np.diff(self.weights.prefix)
-        largest = 2 * _largest_layer(self.weights)
+        largest = _largest_pair(self.weights)
         copies = self.traits.fp8_bytes_per_parameter if self.rank.precision == "fp8" else 0.0
         gradients = largest / 2 * (per.weight + per.gradient + copies)
         if self.candidate.pp > 1:
@@ -671,10 +683,10 @@ class MemoryModel:
         return np.array(columns, dtype=np.float64)
 
 
-def _largest_layer(weights: Weights) -> float:
-    """Return the most parameters of a layer, as the mean of two neighbours that live at a time."""
+def _largest_pair(weights: Weights) -> float:
+    """Return the most parameters of two neighbouring layers, which live at a time."""
     held = np.diff(weights.prefix)
-    return float((held[1:] + held[:-1]).max()) / 2 if len(held) > 1 else float(held[0]) / 2
+    return float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
 
 
 def _block_share(model: Model) -> float:

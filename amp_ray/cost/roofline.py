@@ -266,15 +266,23 @@ def looped_kernels(gemm: Gemm, rank: Rank) -> tuple[int, int]:
     if not (gemm.is_expert and rank.expert_streams):
         return 0, 0
     experts = round(gemm.batch / (rank.tp if gemm.shard == "batch" else 1))
-    scales = rank.reads_for_scales or (rank.narrow is not None and rank.narrow.reads_for_scales)
-    casts = (1 + SCALE_KERNELS * scales) if rank.narrow else 0
+    casts = 1 + SCALE_KERNELS * _reads_for_scale(rank) if rank.narrow else 0
     return experts * (1 + casts), experts * (BACKWARD_KERNELS_PER_FORWARD + casts)
 
 
+def _reads_for_scale(rank: Rank, *, after_norm: bool = False) -> bool:
+    """Return whether an operand is read for its scale before its cast.
+
+    A norm before it has found the scale of one in 8-bit floats.
+    """
+    of_format = rank.narrow is not None and rank.narrow.reads_for_scales
+    return of_format or (rank.reads_for_scales and not after_norm)
+
+
 def _cast_s(elements: float, rank: Rank, constants: Constants, *, after_norm: bool) -> float:
-    """Time the cast of an operand; a norm before it has found the scale of one in 8-bit floats."""
+    """Time the cast of an operand."""
     assert rank.narrow is not None, "only operands of narrow formats are cast"
-    scales = rank.narrow.reads_for_scales or (rank.reads_for_scales and not after_norm)
+    scales = _reads_for_scale(rank, after_norm=after_norm)
     kernels = (1 + scales * SCALE_KERNELS) * (rank.num_experts if rank.expert_streams else 0)
     num_bytes = elements * (rank.narrow.cast_bytes + scales * SCALE_BYTES)
     return stream_s(num_bytes, kernels, rank.device, constants)
@@ -439,7 +447,7 @@ def attention_rate(op: Elementwise, rank: Rank, constants: Constants) -> float:
     """Return the forward rate of fused attention, in floating-point operations per second."""
     device, fraction = rank.device, op.rate_fraction
     fraction *= FP8_ATTENTION_RATE if op.in_fp8 else 1.0
-    measured = device.attention_flops(op.head_size, native=op.native)
+    measured = device.attention_flops(op.head_size, native=op.native, compiled=op.compiled)
     if measured is not None and rank.precision != "fp32":
         return measured * fraction / FLASH_ATTENTION_2_RATE * constants.gemm_scale
     if not device.has_flash_attention:

@@ -369,7 +369,7 @@ class StepEnds:
             sync.append(sync_s)
             step.append(step_s)
         if self.model.per_micro_batch(self.stages.options[0], self.stages.pp):
-            sync[0] += self.stages.num_micro_batches * self._exposed_s
+            sync[0] += self._exposed_s
         self._add_tied(sync, bounds)
         self._add_replicated(sync, bounds)
         self._add_slices(sync, bounds)
@@ -468,7 +468,17 @@ class StepEnds:
 
     @cached_property
     def _exposed_s(self) -> float:
-        """Time that a micro-batch waits for gathers and reduce-scatters of all layers.
+        """Time that all micro-batches wait for gathers and reduce-scatters of all layers.
+
+        Where gradients are deferred, only the last micro-batch reduces them.
+        """
+        more = self.stages.num_micro_batches - 1
+        reduces = not self.model.traits.defers_gradient_sync
+        last_s = self._exposed_once_s(reduces=True)
+        return last_s + more * (last_s if reduces else self._exposed_once_s(reduces=False))
+
+    def _exposed_once_s(self, *, reduces: bool) -> float:
+        """Return the time that one micro-batch waits for gathers, and for reduce-scatters if any.
 
         A tied weight is gathered with the first layer, and reduced with it at the end.
         """
@@ -488,6 +498,7 @@ class StepEnds:
         again_s[-1] = 0.0  # its backward pass follows its forward pass: weights are kept
         if options.zero.keeps_weights:
             again_s[:] = 0.0
+        scatters_s = scatters_s * reduces
         passes_s = self.times.layers()[:2]
         taken = taken_share(self._sharers[0].paths.device)
         return exposed_s(passes_s, gathers_s, again_s, scatters_s, taken)

@@ -124,6 +124,7 @@ class Tables:
             traits.reduces_sharded_at_once,
             traits.gathers_every_pass,
             traits.buckets_alone,
+            traits.defers_gradient_sync,
         )
         return Costs(numbers, switches)
 

@@ -152,9 +152,9 @@ class NodeSection(Section):
     """Memory that the board is sold with, which `--cost-model metis-2024` uses. Default:
     `memory_gib`."""
     power_w: Power | None = None
-    """Limit of the power that a device draws, as `nvidia-smi` shows it (`power.limit`). A lower one
-    than the [board's](devices.md#catalogue) lowers the clock of products and attention, not the
-    rate of the memory. Default: the board's."""
+    """Limit of the power that a device draws, as `nvidia-smi` shows it (`enforced.power.limit`). A
+    lower one than the [board's](devices.md#catalogue) lowers the clock of products and attention,
+    not the rate of the memory; `doctor` compares it. Default: the board's."""
     zone: Name | None = None
     """Region or data centre of the node, see `links`."""
     price_per_device_hour: Price | None = None

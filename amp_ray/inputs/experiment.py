@@ -466,6 +466,8 @@ class Experiment:
                 yield f"recompute {kind}", f"recompute={kind}"
         if self.zero_stage == 0:
             yield "optimizer sharded over replicas (ZeRO-1)", "zero_stage=1"
+        for change, _ in self.traits.other_settings():
+            yield "another setting of the program", change
 
     @property
     def counts_money(self) -> bool:

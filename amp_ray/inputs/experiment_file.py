@@ -417,8 +417,7 @@ class _Builder:
                 mistakes.add(InputError(message, where=where))
         mistakes.check()
         scale = {PROGRAM_SCALE: values.get(PROGRAM_SCALE, 1.0)}
-        traits = self.traits_on_boards
-        shipped = traits.constants
+        shipped = self.traits_on_boards.constants
         return replace(shipped, **{**values, PROGRAM_SCALE: 1.0}).moved(scale)
 
     @cached_property

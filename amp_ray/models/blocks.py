@@ -97,6 +97,7 @@ class Kernels:
     attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
     native_attention: bool = False  # whether it uses the board's own instructions
     fp8_attention: bool = False  # whether its products run in 8-bit floats
+    compiled_attention: bool = False  # whether Triton compiles it
     dropout: bool = True
     # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
@@ -630,6 +631,7 @@ def _fused_attention(width: Width) -> Elementwise:
         rate_fraction=width.attention_rate,
         head_size=width.head_size,
         native=width.native_attention,
+        compiled=width.compiled_attention,
         in_fp8=width.fp8_attention,
         num_kernels=steps + (CAST_KERNELS if width.fp8_attention else 0),
         sharded=width.shards_heads,

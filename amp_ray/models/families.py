@@ -612,6 +612,7 @@ def transgan_layers(
                     fused_attention=fused,
                     attention_rate=kernels.attention_rate,
                     native_attention=kernels.native_attention,
+                    compiled_attention=kernels.compiled_attention,
                 ),
                 name=f"block-{level}",
                 dropout=False,

@@ -103,6 +103,7 @@ class Elementwise:
     head_size: int = 0  # of fused attention, whose rate on some boards was measured
     native: bool = False  # whether attention uses the board's own instructions
     in_fp8: bool = False  # whether its products run in 8-bit floats
+    compiled: bool = False  # whether Triton compiles attention
     num_kernels: int = 1  # kernels that are launched in the forward pass
     sharded: bool = False  # whether tensor parallelism divides the work
     sharded_parameters: int = 0  # parameters divided by tp (a vocabulary-parallel table)

@@ -97,6 +97,23 @@ FP8_RECIPES: Final[Mapping[Fp8RecipeName, Fp8Recipe]] = _TABLE.fp8_recipes
 RELEASES: Final[Mapping[str, Mapping[str, Release]]] = _TABLE.releases
 """Releases by runtime and name, the newest first."""
 
+_OF_EXPERTS: Final = frozenset({"dispatcher", "expert_parallel", "fused_experts", "fused_router"})
+"""Traits of releases that mean nothing for models without experts."""
+
+
+def oldest_alike(runtime: str, release: str, *, has_experts: bool) -> str:
+    """Return the oldest release of a runtime with the traits of this one, as far as a model asks.
+
+    Predictions by these releases are the same, so that a time of one backs those of the others.
+    """
+    ignored = frozenset[str]() if has_experts else _OF_EXPERTS
+    plain = {
+        name: {key: value for key, value in each.traits.items() if key not in ignored}
+        for name, each in RELEASES.get(runtime, {}).items()
+    }
+    return next((name for name in reversed(plain) if plain[name] == plain.get(release)), release)
+
+
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "dispatcher": get_args(DispatcherName),
     "fp8_recipe": get_args(Fp8RecipeName),

@@ -4,7 +4,7 @@ Traits are properties of the program that runs a strategy, not of the cluster or
 They are input to the cost model, which never asks for a runtime by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
@@ -129,6 +129,8 @@ class RuntimeTraits:
     attention_rate: float = FLASH_ATTENTION_2_RATE
     # Whether it uses the board's own instructions (cuDNN, FlashAttention-3), not those of Ampere
     native_attention: bool = False
+    # Whether Triton compiles it for the board (torch's FlexAttention)
+    compiled_attention: bool = False
     # Whether the loss can be computed part by part, and into how many parts: the experiment's
     # `loss_chunks`, 0 for as many as make logits no larger than the stream
     chunks_loss: bool = False
@@ -270,6 +272,9 @@ class RuntimeTraits:
     # Whether stage 2 frees its weights after the backward pass and gathers them for every
     # micro-batch (torch's SHARD_GRAD_OP), instead of once after the step
     gathers_every_pass: bool = False
+    # Whether gradients from stage 2 on are reduced once per step without a pipeline, too, beside
+    # the last backward pass. Until then they are kept whole, in the format of their reduction
+    defers_gradient_sync: bool = False
     # Gradients that may wait to be reduced from stage 2 on without a pipeline, if those of a layer
     # are fewer; with stage 3 half as many weights are gathered ahead of the running layer
     waiting_elements: float = 0.0
@@ -300,6 +305,8 @@ class RuntimeTraits:
     sequence_parallel: bool = False
     # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
+    # Traits that a setting of the program switches, and that published runs had either way
+    switched: tuple[Literal["keeps_gathered_inputs"], ...] = ()
     expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
     # Whether tensor-parallel ranks can divide experts that have biases
     divides_biased_experts: bool = True
@@ -631,6 +638,13 @@ class RuntimeTraits:
         0.16 refuses both).
         """
         return replace(self, offloaded_blocks=num_blocks, recompute=("none",), cuda_graphs="none")
+
+    def other_settings(self) -> Iterator[tuple[str, Self]]:
+        """Yield changes of the experiment file that switch one trait, and the traits with it."""
+        for name in self.switched:
+            value = not getattr(self, name)
+            change: dict[str, Any] = {name: value}
+            yield f"traits.{name}={str(value).lower()}", replace(self, **change)
 
     def is_unexplained(self, strategy: Strategy, num_nodes: int) -> bool:
         """Return whether a strategy took longer elsewhere than anything in the program explains."""

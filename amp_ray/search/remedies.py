@@ -14,10 +14,10 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
-from amp_ray.runtimes.traits import Formats
+from amp_ray.runtimes.traits import RECOMPUTED, Formats
 from amp_ray.search.cuts import best_bounds
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.recompute import KINDS, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.recompute import KINDS, NO_RECOMPUTE, Recompute, RecomputeModule
 from amp_ray.strategies.strategy import Strategy, candidate_of
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
 
@@ -92,6 +92,11 @@ class Remedies:
         for number in _offloads(experiment, candidate):
             offloading = replace(experiment, traits=traits.with_offloaded(number))
             yield f"offloaded_blocks {number}", (offloading, strategy)
+        for module in _modules(experiment, candidate):
+            again = traits.with_modules((*traits.recompute_modules, module))
+            yield f"recompute of {module}", (replace(experiment, traits=again), strategy)
+        for change, switched in traits.other_settings():
+            yield change, (replace(experiment, traits=switched), strategy)
         for formats in _narrower(experiment):
             changed_traits = traits.with_formats(formats)
             has_shards = candidate.options.dp == 1 or (
@@ -218,6 +223,20 @@ def _offloads(experiment: Experiment, candidate: Candidate) -> tuple[int, ...]:
         return ()
     most = len(experiment.model.indices("block")) - 1
     return tuple(number for number in dict.fromkeys((most // _DOUBLED, most)) if number)
+
+
+def _modules(experiment: Experiment, candidate: Candidate) -> Iterator[RecomputeModule]:
+    """Yield modules of the model's blocks that the runtime can recompute, and does not yet.
+
+    Positions are rotated in blocks without latents, too.
+    """
+    traits = experiment.traits
+    if "modules" not in traits.recompute or candidate.options.recompute != NO_RECOMPUTE:
+        return
+    names = {op.name for layer in experiment.model.distinct_layers[0] for op in layer.operators}
+    for module, (again, _) in RECOMPUTED.items():
+        if names & ({*again} - {"rotary"}) and module not in traits.recompute_modules:
+            yield module
 
 
 def _narrower(experiment: Experiment) -> Iterator[Formats]:

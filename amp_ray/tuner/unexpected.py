@@ -2,9 +2,10 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from amp_ray.cost.model import CostModel
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.units import figure_text
@@ -39,6 +40,7 @@ def surprise_of(state: TunerState, trial_record: TrialRecord) -> Surprise | None
             f"s, predicted {figure_text(trial.predicted_s)} s, at most {figure_text(high_s)} s and "
             f"at least {figure_text(low_s)} s with "
             f"{100 * state.settings.confidence_fraction:.3g} % confidence"
+            f"{_other_setting(state, trial, measured_s)}"
         )
         return Surprise(trial=trial, measured_s=measured_s, low_s=low_s, high_s=high_s, text=text)
     chance = state.candidates[trial_record.candidate].failure_probability
@@ -49,6 +51,22 @@ def surprise_of(state: TunerState, trial_record: TrialRecord) -> Surprise | None
         )
         return Surprise(trial=trial, measured_s=None, low_s=low_s, high_s=high_s, text=text)
     return None
+
+
+def _other_setting(state: TunerState, trial: Trial, measured_s: float) -> str:
+    """Name another setting of the program by which a trial's time would have been expected."""
+    width = state.settings.interval_sigmas * trial.sigma
+    usual_s = CostModel(experiment=state.experiment).estimate(trial.strategy).iteration_time_s
+    for change, traits in state.experiment.traits.other_settings():
+        model = CostModel(experiment=replace(state.experiment, traits=traits))
+        other_s = model.estimate(trial.strategy).iteration_time_s
+        expected_s = trial.predicted_s * other_s / usual_s
+        if abs(math.log(measured_s / expected_s)) <= width:
+            seconds = figure_text(expected_s)
+            return (
+                f"; {seconds} s are predicted with {change}: plan with it if your program does so"
+            )
+    return ""
 
 
 _PLACES: Final = re.compile(

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray
-from amp_ray.calibration.evidence import FIRST_MET, Evidence, Setting, settings
+from amp_ray.calibration.evidence import Evidence, Setting, backing, settings
 from amp_ray.calibration.intervals import WIDTH, log_shifts, time_sigmas
 from amp_ray.calibration.observation import Observation
 from amp_ray.tuner.recommendation import student_quantile
@@ -130,7 +130,7 @@ def coverage(tables: Mapping[str, TableErrors]) -> dict[str, Metrics]:
     figures: dict[str, Metrics] = {}
     for name, table in tables.items():
         others = [each for other, each in tables.items() if other != name]
-        held = _sigmas(table, {each: factor(others, each) for each in set(table.settings)})
+        held = _sigmas(table, _factors(others))
         median_error = float(np.median(np.abs(np.expm1(-table.logs))))
         figures[name] = {
             "num_rows": len(table.logs),
@@ -144,12 +144,17 @@ def coverage(tables: Mapping[str, TableErrors]) -> dict[str, Metrics]:
     return figures
 
 
-def _sigmas(table: TableErrors, known: Mapping[Setting, float | None]) -> FloatArray:
-    """Return sigmas with these factors, and those of times that were never met without any."""
-    ratios = [known[setting] for setting in table.settings]
-    factors_of_rows = np.array([1.0 if ratio is None else ratio for ratio in ratios])
-    first_met = np.array([FIRST_MET if ratio is None else 0.0 for ratio in ratios])
-    sigmas: FloatArray = np.hypot(factors_of_rows * table.sigmas, first_met)
+def _factors(tables: Sequence[TableErrors]) -> dict[Setting, float]:
+    """Return the factor of every setting of which the tables have enough rows."""
+    widths = {setting: factor(tables, setting) for setting in _all_settings(tables)}
+    return {setting: width for setting, width in widths.items() if width is not None}
+
+
+def _sigmas(table: TableErrors, factors_of: Mapping[Setting, float]) -> FloatArray:
+    """Return sigmas with these factors, and wider ones where there are none."""
+    known = {each: backing(each, factors_of) for each in set(table.settings)}
+    pairs = np.array([known[setting] for setting in table.settings])
+    sigmas: FloatArray = np.hypot(pairs[:, 0] * table.sigmas, pairs[:, 1])
     return sigmas
 
 

@@ -224,6 +224,7 @@ class Costs:
     reduces_at_once: bint
     gathers_every_pass: bint
     buckets_alone: bint
+    defers_sync: bint  # whether only the last micro-batch reduces gradients that are sharded
 
     def __init__(self, numbers: Any, switches: Any) -> None:
         (
@@ -252,6 +253,7 @@ class Costs:
             self.reduces_at_once,
             self.gathers_every_pass,
             self.buckets_alone,
+            self.defers_sync,
         ) = switches
 
 
@@ -1457,7 +1459,7 @@ class StepEnd:
         for stage in range(layout.pp):
             self._sync(stage, times)
         if self._zero(0) >= _SHARDED_GRADIENTS and layout.pp == 1:
-            self.sync_s[0] += layout.num_micro_batches * self._exposed_s(times)
+            self.sync_s[0] += self._exposed_s(times)
         self._add_tied()
         for stage in range(layout.pp):
             self._add_replicated(stage, times)
@@ -1697,6 +1699,18 @@ class StepEnd:
 
     @cfunc
     def _exposed_s(self, times: Times) -> double:
+        """Return the time that all micro-batches wait for gathers and reduce-scatters.
+
+        Where gradients are deferred, only the last micro-batch reduces them.
+        """
+        more = self.stages.layout.num_micro_batches - 1
+        last_s = self._exposed_once_s(times, 1.0)
+        if self.costs.defers_sync:
+            return last_s + more * self._exposed_once_s(times, 0.0)
+        return last_s + more * last_s
+
+    @cfunc
+    def _exposed_once_s(self, times: Times, reduces: double) -> double:
         """Return the time that a micro-batch waits for gathers and reduce-scatters of all layers.
 
         While a layer runs forward, the weights of the next one are gathered. While it runs
@@ -1704,7 +1718,8 @@ class StepEnd:
         over the same links. A layer waits for its gather, and computes at a lower rate during
         collectives. No computation hides the first gather and the last reduce-scatter. A tied
         weight is gathered with the first layer, and reduced with it at the end. The last layer's
-        weights are kept, as its backward pass follows its forward pass.
+        weights are kept, as its backward pass follows its forward pass. ``reduces`` is 1, or 0
+        if gradients are only added up.
 
         References:
             Zhao et al., PyTorch FSDP, arXiv:2304.11277, section 3.3: prefetching in both passes.
@@ -1715,14 +1730,14 @@ class StepEnd:
             again = False
         taken = self.devices.taken[self.type[0]]
         self._fill_collectives(num_layers)
-        first_s, later_s = self.gathers_s[0], self.scatters_s[0]
+        first_s, later_s = self.gathers_s[0], reduces * self.scatters_s[0]
         for layer in range(num_layers):
             beside_s = 0.0
             if layer > 0 and again:
                 beside_s += self.gathers_s[layer - 1]
             if layer + 1 < num_layers:
                 first_s += _left(self.gathers_s[layer + 1], times.layer_s(layer, 0), taken)
-                beside_s += self.scatters_s[layer + 1]
+                beside_s += reduces * self.scatters_s[layer + 1]
             later_s += _left(beside_s, times.layer_s(layer, 1), taken)
         return first_s + later_s
 

@@ -1,5 +1,6 @@
 """All checks of ``amp-ray doctor``: turn reports of hosts into findings, contacting no host."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -23,6 +24,7 @@ MIN_SHARED_BYTES: Final = 64 * MIB  # least ``/dev/shm`` per rank; the default s
 NCCL_SHARED_BYTES: Final = GIB  # ``/dev/shm`` that NCCL needs if GPUs communicate through it
 CONTEXT_BYTES: Final = 64 * MIB  # less than any CUDA context, but more than a display server uses
 USED_FRACTION: Final = 0.05  # share of a GPU's memory that may be in use; drivers reserve less
+POWER_FRACTION: Final = 0.01  # a limit of power that differs by less is the planned one
 Gpu = Mapping[str, Any]
 
 
@@ -190,6 +192,7 @@ def check_devices(report: HostReport) -> Iterator[Finding]:
         gpus_there = [used[slot] for slot in slots]
         yield _check_kind(report, gpus_there, device, where)
         yield _check_memory(report, gpus_there, device)
+        yield _check_power(report, gpus_there, device)
     if used:
         yield _check_use(report, used)
 
@@ -255,6 +258,26 @@ def _check_memory(report: HostReport, gpus: Sequence[Gpu], device: Device) -> Fi
         expected=f"{planned / GIB:.1f} GiB",
         advice=f"set memory_gib: {smallest / GIB:.2f} or less in cluster.nodes; trials would run "
         "out of memory",
+    )
+
+
+def _check_power(report: HostReport, gpus: Sequence[Gpu], device: Device) -> Finding:
+    """Compare the lowest limit of a GPU's power with the planned one; it lowers the clock."""
+    planned_w = device.power_limit_w or device.board_power_w
+    limits_w = [gpu["power_limit_w"] for gpu in gpus if gpu["power_limit_w"] is not None]
+    if not limits_w:
+        return report.ok("device power", "the driver does not tell")
+    lowest_w = min(limits_w)
+    if planned_w is None or math.isclose(lowest_w, planned_w, rel_tol=POWER_FRACTION):
+        return report.ok("device power", f"at most {lowest_w:g} W")
+    if lowest_w > planned_w and device.power_limit_w is None:
+        return report.ok("device power", f"at most {lowest_w:g} W")
+    return report.warning(
+        "device power",
+        f"at most {lowest_w:g} W",
+        expected=f"{planned_w:g} W",
+        advice=f"set power_w: {lowest_w:g} in cluster.nodes: products run at the clock of that "
+        "limit; or set the limit there (nvidia-smi --power-limit)",
     )
 
 

@@ -93,6 +93,19 @@ class MemoryFiles:
         return profile
 
 
+def llama_8b(sequence_length: int = 8192) -> str:
+    """Return the key ``model`` of an experiment file for Llama 3 with 8 billion parameters."""
+    return f"""model:
+  family: llama
+  num_layers: 32
+  hidden_size: 4096
+  num_heads: 32
+  num_key_value_heads: 8
+  feed_forward_size: 14336
+  vocab_size: 128256
+  sequence_length: {sequence_length}"""
+
+
 def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experiment:
     """Build an experiment from YAML text; dimensions that it leaves out are off, not `auto`.
 

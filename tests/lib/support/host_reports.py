@@ -14,8 +14,8 @@ ADDRESS: Final = "192.0.2.7"
 
 def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
     """Return an idle T4 as a probe describes it."""
-    memory = {"memory_bytes": 15 * GIB, "used_bytes": 0}
-    return {"index": index, "uuid": f"GPU-{index}", "name": "Tesla T4", **memory, **changes}
+    figures = {"memory_bytes": 15 * GIB, "used_bytes": 0, "power_limit_w": 70.0}
+    return {"index": index, "uuid": f"GPU-{index}", "name": "Tesla T4", **figures, **changes}
 
 
 def healthy_parts(num_gpus: int = 0) -> dict[str, dict[str, Any]]:

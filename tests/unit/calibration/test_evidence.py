@@ -2,12 +2,18 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.calibration import evidence as module
-from amp_ray.calibration.evidence import FIRST_MET, Evidence, Setting, factor_of, settings
+from amp_ray.calibration.evidence import (
+    FIRST_MET,
+    NEW_RELEASE,
+    Evidence,
+    Setting,
+    backing,
+    settings,
+)
 from amp_ray.clusters.constants import Uncertainty
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
-from support.experiments import small_experiment
+from support.experiments import experiment_from, small_experiment
 from support.planted import small_strategies
 
 ON_A100 = ("device: T4", "device: A100-80")
@@ -68,10 +74,44 @@ def test_after_trials_nothing_is_corrected() -> None:
     assert (found.sigma(0.2), found.warnings) == (0.2, ())
 
 
-def test_a_row_of_the_release_counts_before_one_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_any = Setting(program="megatron-core", release="", board="H100", kind="dense")
-    of_this = replace(of_any, release="26.08")
-    monkeypatch.setattr(module, "_factors", lambda: {of_any: 2.0, of_this: 0.5})
-    assert factor_of(of_this) == 0.5
-    assert factor_of(replace(of_any, release="26.02")) == 2.0
-    assert factor_of(replace(of_any, program="torch")) is None
+def test_a_release_counts_before_other_releases() -> None:
+    """Times of other releases back it in part: their largest factor, beside a common one."""
+    old = Setting(program="megatron-core", release="25.04", board="H100", kind="dense")
+    new = replace(old, release="26.06")
+    factors = {old: 2.0, replace(old, release="25.09"): 0.5}
+    assert backing(old, factors) == (2.0, 0.0)
+    assert backing(new, factors) == (2.0, NEW_RELEASE)
+    assert backing(new, {**factors, new: 0.7}) == (0.7, 0.0)
+    assert backing(replace(new, board="T4"), factors) == (1.0, FIRST_MET)
+    assert NEW_RELEASE < FIRST_MET
+
+
+EXPERTS = "num_experts: 8, experts_per_token: 2, "
+ON_H100 = "runtime 'megatron-core' on H100: experts, release 26.08"
+
+
+@pytest.mark.parametrize(
+    ("release", "experts", "text"),
+    [
+        *(("26.02", EXPERTS, ""), ("25.09", EXPERTS, ""), ("26.08", EXPERTS, ON_H100)),
+        *(("26.02", "", ""), ("26.08", "", "")),
+    ],
+)
+def test_a_release_without_measurements_says_so(release: str, experts: str, text: str) -> None:
+    """Releases by which a model's times are the same are one: without experts, 26.02 and 26.08."""
+    given = experiment_from(
+        f"""
+name: small
+model:
+  {{{experts}family: llama, num_layers: 2, hidden_size: 256, num_heads: 4, feed_forward_size: 512,
+   vocab_size: 512, sequence_length: 128}}
+cluster: {{nodes: [{{device: H100, slots: 2}}]}}
+precision: bf16
+runtime: megatron-core
+release: "{release}"
+global_batch_size: 4
+"""
+    )
+    found = Evidence.of(given, small_strategies(given)[0])
+    assert found.unbacked == text
+    assert found.first_met == (NEW_RELEASE if text else 0.0)

@@ -25,22 +25,14 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
-from support.experiments import experiment_from
+from support.experiments import experiment_from, llama_8b
 
 LENGTH = 131_072
 KINDS: tuple[ContextExchange, ...] = ("ring", "all-gather", "all-to-all", "both")
 
 TEXT = f"""
 name: long
-model:
-  family: llama
-  num_layers: 32
-  hidden_size: 4096
-  num_heads: 32
-  num_key_value_heads: 8
-  feed_forward_size: 14336
-  vocab_size: 128256
-  sequence_length: {LENGTH}
+{llama_8b(LENGTH)}
 cluster:
   nodes:
     - {{count: 8, device: H100, slots: 8, intra_gbit_per_s: 3600, inter_gbit_per_s: 3200}}

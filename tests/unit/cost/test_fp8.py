@@ -16,21 +16,13 @@ from amp_ray.models.operator import Gemm
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import Precision
-from support.experiments import experiment_from
+from support.experiments import experiment_from, llama_8b
 
-TEXT = """
+TEXT = f"""
 name: small floats
-model:
-  family: llama
-  num_layers: 32
-  hidden_size: 4096
-  num_heads: 32
-  num_key_value_heads: 8
-  feed_forward_size: 14336
-  vocab_size: 128256
-  sequence_length: 8192
+{llama_8b()}
 cluster:
-  nodes: [{device: H100, slots: 8, intra_gbit_per_s: 3600, inter_gbit_per_s: 3200}]
+  nodes: [{{device: H100, slots: 8, intra_gbit_per_s: 3600, inter_gbit_per_s: 3200}}]
 precision: fp8
 runtime: megatron-core
 global_batch_size: 16

@@ -17,24 +17,16 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.units import Precision
-from support.experiments import experiment_from
+from support.experiments import experiment_from, llama_8b
 
 KERNELS = Path(__file__).parents[3] / "experiments" / "published" / "kernels.csv"
 SHORT_RUNS = 0.9  # long runs against short ones: H200 against H100
 BOARDS = ("B200", "B300", "GB200", "GB300")
-TEXT = """
+TEXT = f"""
 name: four bits
-model:
-  family: llama
-  num_layers: 32
-  hidden_size: 4096
-  num_heads: 32
-  num_key_value_heads: 8
-  feed_forward_size: 14336
-  vocab_size: 128256
-  sequence_length: 8192
+{llama_8b()}
 cluster:
-  nodes: [{device: B200, slots: 8, intra_gbit_per_s: 7200, inter_gbit_per_s: 3200}]
+  nodes: [{{device: B200, slots: 8, intra_gbit_per_s: 7200, inter_gbit_per_s: 3200}}]
 precision: nvfp4
 zero_stage: 1
 runtime: megatron-core

@@ -221,6 +221,9 @@ def test_traffic_around_the_products_of_attention_is_not_hidden(
         ("H100", 64, "native", 0.7, 522.0),
         ("H100", 128, "flash", 0.7, 0.35 * 989.4),
         ("B200", 128, "flash", 0.7, 0.35 * 989.4 * 148 / 132),
+        ("A100-80", 128, "triton", 0.7, 0.9 * 180),
+        ("H100", 64, "triton", 0.7, 522 * 1.3 / 2.7),
+        ("B200", 128, "triton", 0.7, 1175 * 1.3 / 2.7),
         ("A30", 128, "native", 0.7, 0.7 * 0.75 * 165),  # not measured: relative to products
         ("V100-16", 128, "flash", 0.7, 0.4 * 0.65 * 125),
     ],
@@ -236,6 +239,7 @@ def test_attention_has_the_measured_rate_of_its_generation(
         rate_fraction=rate_fraction,
         head_size=head_size,
         native=kernel == "native",
+        compiled=kernel == "triton",
     )
     rank = Rank(device=find_device(board), tp=1, micro_batch_size=1, precision="fp16")
     forward_s = elementwise_phases(op, rank, Constants()).forward_s

@@ -162,6 +162,38 @@ def test_automodel_keeps_all_in_bf16_unless_told_otherwise() -> None:
     assert wide.formats.kept == {"gradients": "bf16"}
 
 
+def deferred(given: Experiment, micro_batches: int, *, defers: bool = True) -> tuple[float, float]:
+    """Return the bytes of gradients of a rank, and seconds of gathers and reduce-scatters."""
+    traits = replace(given.traits, defers_gradient_sync=defers)
+    model = CostModel(experiment=replace(given, traits=traits))
+    options = given.stage_options(1, 8, zero=given.zero(1))
+    candidate = Candidate(
+        micro_batch_size=1, options=options, pp=1, num_micro_batches=micro_batches
+    )
+    found = model.estimate(Strategy.uniform(candidate, (0, 35)))
+    (parts,) = model.memory_parts(found.strategy)
+    assert found.breakdown is not None
+    return parts["gradients"], found.breakdown.gradient_sync_s
+
+
+def test_deferred_gradients_are_whole_until_the_last_micro_batch() -> None:
+    """4 bytes of each parameter, the width of the reduction, beside a shard of 2."""
+    given = experiment("automodel")
+    parameters = given.model.num_parameters
+    assert deferred(given, 1)[0] == pytest.approx(parameters * 2 / 8)
+    assert deferred(given, 2)[0] == pytest.approx(parameters * (2 / 8 + 4))
+    assert deferred(given, 2, defers=False)[0] == pytest.approx(parameters * 2 / 8)
+
+
+def test_deferred_gradients_are_reduced_once() -> None:
+    """Every micro-batch but the last has gathers alone to wait for."""
+    given = experiment("automodel")
+    once, twice, often = (deferred(given, number)[1] for number in (1, 2, 5))
+    assert deferred(given, 1, defers=False)[1] == once
+    assert twice - once == pytest.approx((often - twice) / 3)
+    assert often < deferred(given, 5, defers=False)[1]
+
+
 def test_fp8_keeps_no_copies_of_sharded_weights() -> None:
     """Only those of a gathered block are there: 2 bytes of 218 million weights, at most."""
     bf16 = experiment("megatron-core")

@@ -8,6 +8,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.cuts import best_bounds
 from amp_ray.search.remedies import Remedies
 from amp_ray.search.rows import row
 from amp_ray.search.run import NUM_REMEDIES, with_remedies
@@ -48,7 +49,7 @@ def names(given: Estimate) -> list[str]:
 
 def test_each_change_is_the_models_own_estimate_and_the_fastest_is_first() -> None:
     needed = estimate(experiment(80)).peak_memory_bytes[0] / 2**30
-    tight = experiment(needed - 1)
+    tight = experiment(needed - 2)
     added = Remedies(experiment=tight).add(estimate(tight))
     times_s = [remedy.iteration_time_s for remedy in added.remedies]
     assert times_s == sorted(times_s)
@@ -99,6 +100,72 @@ def test_activations_may_wait_in_the_hosts_memory_where_the_runtime_can() -> Non
     assert not any(
         "offload" in name for name in names(Remedies(experiment=again).add(estimate(again)))
     )
+
+
+def test_modules_that_the_model_has_may_be_recomputed() -> None:
+    """Megatron-core can make feed-forward parts again; no layer has latents or experts."""
+    needed = estimate(experiment(80)).peak_memory_bytes[0] / 2**30
+    tight = experiment(needed - 0.5)
+    changes = names(Remedies(experiment=tight).add(estimate(tight)))
+    assert "recompute of layernorm" in changes
+    modules = TEXT.replace("recompute: none", "recompute: {modules: [layernorm]}")
+    again = experiment(needed - 0.5, modules)
+    assert CostModel(experiment=again).estimate(estimate(again).strategy).feasible
+    assert "recompute of layernorm" not in names(Remedies(experiment=again).add(estimate(again)))
+    assert not any("mla" in change or "moe" in change for change in changes)
+
+
+H100 = "{count: COUNT, device: H100, slots: 8, inter_gbit_per_s: 3200}"
+GB200 = "{count: COUNT, device: GB200, slots: 4, inter_gbit_per_s: 1600}"
+LARGE = """
+name: public layouts
+model:
+  {family: llama, num_layers: 126, hidden_size: 16384, num_heads: 128, num_key_value_heads: 8,
+   feed_forward_size: 53248, vocab_size: 128256, sequence_length: 8192}
+cluster: {nodes: [NODES]}
+precision: fp8
+runtime: megatron-core
+zero_stage: 1
+global_batch_size: 1536
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "count", "degrees", "chunks", "remedy"),
+    [
+        (H100, 128, {"tp": 8, "pp": 8, "cp": 2}, 8, "gradients in bf16"),
+        (GB200, 64, {"tp": 4, "pp": 16, "cp": 1}, 4, "recompute of mlp"),
+    ],
+)
+def test_public_layouts_of_405b_fit_with_one_change(
+    node: str, count: int, degrees: dict[str, int], chunks: int, remedy: str
+) -> None:
+    """Layouts of NVIDIA's recipes for Llama 3.1 405B, whose formats and modules are not stated."""
+    given = experiment_from(LARGE.replace("NODES", node.replace("COUNT", str(count))))
+    tp, pp, cp = (degrees[name] for name in ("tp", "pp", "cp"))
+    dp = given.cluster.num_devices // (tp * pp * cp)
+    options = replace(given.stage_options(tp, dp, cp=cp), zero=given.zero(pp))
+    candidate = Candidate(
+        micro_batch_size=1,
+        options=replace(options, sequence_parallel=True),
+        pp=pp,
+        num_micro_batches=1536 // dp,
+        virtual_stages=chunks,
+    )
+    model = CostModel(experiment=given)
+    bounds = best_bounds(given, model.costs(candidate))
+    found = model.estimate(Strategy.uniform(candidate, bounds))
+    assert not found.feasible
+    assert remedy in names(Remedies(experiment=given).add(found))
+
+
+def test_another_setting_of_the_program_is_offered() -> None:
+    """A program, nanotron, may keep inputs that its products gather, or gather them again."""
+    text = TEXT.replace("megatron-core", "nanotron") + "sequence_parallel: true\n"
+    needed = estimate(experiment(80, text)).peak_memory_bytes[0] / 2**30
+    tight = experiment(needed - 1, text)
+    added = Remedies(experiment=tight).add(estimate(tight))
+    assert "traits.keeps_gathered_inputs=false" in names(added)
 
 
 def test_only_the_first_rows_have_remedies() -> None:

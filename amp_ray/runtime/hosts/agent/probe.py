@@ -41,7 +41,7 @@ PORT_TRIES = 3
 ERROR_LINES = 3
 SMI_TIMEOUT_S = 20.0  # without persistence mode the driver takes seconds per GPU to wake up
 # Names come last, since they may contain commas
-GPU_QUERY = ("index", "uuid", "memory.total", "memory.used", "name")
+GPU_QUERY = ("index", "uuid", "memory.total", "memory.used", "enforced.power.limit", "name")
 PROCESS_QUERY = ("gpu_uuid", "pid", "used_memory", "process_name")
 MIB = 2**20
 
@@ -132,8 +132,9 @@ def gpus() -> Message:
                     "name": name,
                     "memory_bytes": _mib(total),
                     "used_bytes": _mib(used),
+                    "power_limit_w": _watts(limit),
                 }
-                for index, uuid, total, used, name in rows
+                for index, uuid, total, used, limit, name in rows
             ],
             "processes": [
                 {
@@ -167,6 +168,11 @@ def _query(table: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
 def _mib(text: str) -> int | None:
     """Read a number of MiB; None if the driver reports none."""
     return int(text) * MIB if text.isdigit() else None
+
+
+def _watts(text: str) -> float | None:
+    """Read a number of watts; None if the driver reports none."""
+    return float(text) if text.replace(".", "", 1).isdigit() else None
 
 
 def listen(request: Message) -> Message:

@@ -195,6 +195,10 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
         {"gpus": pair(memory_bytes=8 * GIB)},
         ("error", "device memory", "8.0 GiB", "14.8 GiB"),
     ),
+    "less power than planned": (
+        {"gpus": pair(power_limit_w=60.0)},
+        ("warning", "device power", "at most 60 W", "70 W"),
+    ),
     "a process": (
         {"gpus": pair(), "processes": [process()]},
         ("error", "device use", "python (pid 77, 3.0 GiB)", "nothing else on the GPUs of trials"),
@@ -223,7 +227,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
 }
 
 
-V100 = {"name": "Tesla V100-SXM2-16GB", "memory_bytes": 16 * GIB}
+V100 = {"name": "Tesla V100-SXM2-16GB", "memory_bytes": 16 * GIB, "power_limit_w": 300.0}
 
 
 def test_each_kind_of_boards_is_looked_for_in_its_slots() -> None:
@@ -260,6 +264,24 @@ def test_memory_that_the_driver_does_not_tell_is_no_problem() -> None:
         device_problems(report(gpus=[gpu(i, memory_bytes=None, used_bytes=None) for i in (0, 1)]))
         == []
     )
+
+
+@pytest.mark.parametrize(
+    ("planned_w", "limit_w", "advice"),
+    [
+        *((None, 70.0, None), (None, 69.8, None), (None, 80.0, None), (60.0, 60.0, None)),
+        *((None, None, None), (None, 60.0, "power_w: 60"), (60.0, 70.0, "power_w: 70")),
+    ],
+)
+def test_the_limit_of_power_is_compared_with_the_planned_one(
+    planned_w: float | None, limit_w: float | None, advice: str | None
+) -> None:
+    """Without `power_w` a board may draw what its data sheet says, or more."""
+    there = report(gpus=pair(power_limit_w=limit_w))
+    device = replace(there.spec.devices[0], power_limit_w=planned_w)
+    findings = device_problems(replace(there, spec=replace(there.spec, devices=(device,) * 2)))
+    assert len(findings) == (advice is not None)
+    assert all(advice in each.advice and each.host == "a" for each in findings if advice)
 
 
 def test_a_login_that_sees_a_few_gpus_only_counts_those() -> None:

@@ -16,8 +16,8 @@ from amp_ray.runtime.hosts.agent import probe
 from amp_ray.units import GIB, MIB
 
 GPU_ROWS = """\
-0, GPU-a, 15360, 3, Tesla T4
-1, GPU-b, 15360, [N/A], Tesla T4, special
+0, GPU-a, 15360, 3, 70.00, Tesla T4
+1, GPU-b, 15360, [N/A], [N/A], Tesla T4, special
 """
 PROCESS_ROWS = "GPU-b, 123456789, 1024, /opt/a, b\nGPU-b, [Not Found], [N/A], [Not Found]\n"
 
@@ -167,6 +167,7 @@ def test_gpus_and_their_processes_are_read(smi: Path, tmp_path: Path) -> None:
     assert (first["uuid"], first["name"]) == ("GPU-a", "Tesla T4")
     assert (first["memory_bytes"], first["used_bytes"]) == (15 * GIB, 3 * MIB)
     assert (second["name"], second["used_bytes"]) == ("Tesla T4, special", None)
+    assert (first["power_limit_w"], second["power_limit_w"]) == (70.0, None)
     first_process, second_process = facts["processes"]
     assert (first_process["pid"], first_process["name"], first_process["memory_bytes"]) == (
         123456789,
