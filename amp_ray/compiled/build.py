@@ -16,7 +16,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from amp_ray.compiled import BUILDS, PACKAGE, SHARED, SUFFIX, build_folder, digests, kernel_sources
+from amp_ray.compiled import SHARED
+from amp_ray.compiled.lookup import (
+    BUILDS,
+    PACKAGE,
+    SUFFIX,
+    build_folder,
+    digests,
+    kernel_sources,
+)
 
 DIRECTIVES: Final[Mapping[str, object]] = {
     "auto_pickle": False,

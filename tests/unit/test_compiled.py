@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.compiled import BUILDS, SHARED, UNCOMPILED, build_folder, is_kernel, kernel_sources
+from amp_ray.compiled import SHARED, UNCOMPILED, is_kernel
 from amp_ray.compiled.build import DIRECTIVES, missing_packages
+from amp_ray.compiled.lookup import BUILDS, build_folder, kernel_sources
 from support.programs import python
 from support.uncompiled import uncompiled
 
