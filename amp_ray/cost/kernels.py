@@ -316,11 +316,16 @@ class PartRows:
     # to another, recomputed.
     layers_most: cython.const[cython.double][:, ::1]
     plain_most: cython.const[cython.double][:, ::1]  # the same, not recomputed
-    block_counts: cython.const[cython.longlong][
-        ::1
-    ]  # shape ``(num_layers + 1,)``. Blocks before each boundary.
+    # Shape ``(num_layers + 1,)``. Blocks before each boundary.
+    block_counts: cython.const[cython.longlong][::1]
     # Shape ``(num_blocks + 1,)``. By number of blocks, the first boundary that has them before it.
     first_with: cython.const[cython.longlong][::1]
+
+    def __reduce__(self) -> tuple[type, tuple[FloatArray | IntArray, ...]]:
+        both = np.asarray(self.layers), np.asarray(self.plain)
+        largest = np.asarray(self.layers_most), np.asarray(self.plain_most)
+        blocks = np.asarray(self.block_counts), np.asarray(self.first_with)
+        return PartRows, (*both, *largest, *blocks)
 
 
 def part_starts(
@@ -409,6 +414,18 @@ class LikeBlocks:
     crossing: cython.double  # bytes that cross a boundary between stages, if there are several
     num_others: cython.longlong  # most other blocks that a stage can have
     keeps_ends_once: cython.bint  # whether micro-batches in flight keep no boundaries in addition
+
+    def __reduce__(self) -> tuple[type, tuple[float | bool, ...]]:
+        return LikeBlocks, (
+            self.kept_again,
+            self.kept,
+            self.parameters,
+            self.temporary,
+            self.temporary_again,
+            self.crossing,
+            self.num_others,
+            self.keeps_ends_once,
+        )
 
 
 def most_like_blocks(
