@@ -84,7 +84,7 @@ def test_every_variable_of_a_kernel_has_a_type_of_c(
 ) -> None:
     """Cython remarks on an index that is a Python object, which is slow."""
     directives = ",".join(f"{key}={value}" for key, value in DIRECTIVES.items())
-    words = ("-X", directives, "--shared", SHARED, "--module-name", name)
+    words = ("-3", "-X", directives, "--shared", SHARED, "--module-name", name)
     source = kernel_sources()[name]
     done = python("-m", "cython", *words, source, "-o", tmp_path / "kernel.c", cwd=repository)
     assert (done.stdout, done.stderr) == ("", "")
