@@ -19,7 +19,7 @@ PYTHON ?=
 # trials are tested with real training over real SSH, and the documents as the site that they become.
 EXTRAS ?= dev,docs,ray,ssh,training
 # Every folder with Python files, for the tools that do not look for them themselves.
-CHECKED := $(sort $(dir $(wildcard amp_ray/*.py cluster/*.py docs/*.py experiments/*.py tests/*.py))) conftest.py
+CHECKED := $(sort $(dir $(wildcard amp_ray/*.py cluster/*.py docs/*.py experiments/*.py tests/*.py))) conftest.py hatch_build.py
 # Tests that start real processes run two files at a time: they wait for these more than they compute. So the
 # suites run side by side. Status 5 is pytest's word for no tests: all of a suite need an extra that is not
 # installed, and the end of the output says so.

@@ -19,7 +19,7 @@ from rich.console import Console
 from amp_ray.errors import AmpRayError, InputError, NotFeasibleError, Where, told
 from amp_ray.redaction import redact
 from amp_ray.report.console import console
-from amp_ray.runtime.files import remembered_inputs
+from amp_ray.runtime.own_inputs import remembered_inputs
 
 SUCCESS: Final = 0
 BAD_INPUT: Final = 2

@@ -12,11 +12,19 @@ import sysconfig
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from amp_ray.compiled import BUILDS, PACKAGE, SHARED, SUFFIX, build_folder, digests, kernel_sources
+from amp_ray.compiled import SHARED
+from amp_ray.compiled.lookup import (
+    BUILDS,
+    PACKAGE,
+    SUFFIX,
+    build_folder,
+    digests,
+    kernel_sources,
+)
 
 DIRECTIVES: Final[Mapping[str, object]] = {
     "auto_pickle": False,
@@ -24,7 +32,6 @@ DIRECTIVES: Final[Mapping[str, object]] = {
     "cdivision": False,
     "infer_types": True,
     "initializedcheck": False,
-    "language_level": 3,
     "wraparound": False,
 }
 """Cython's directives for all kernels: they rely on the tests that run them uncompiled."""
@@ -81,44 +88,71 @@ def build() -> Path:
 
 
 def _compile_all(scratch: Path, made: Path) -> None:
-    """Compile every kernel, as many at once as there are processors."""
-    sources = {SHARED: None, **kernel_sources()}
+    """Translate one module after the other, and compile meanwhile what is translated.
+
+    A module that an earlier build has made from the same sources is taken from there.
+    """
+    sources, jobs = kernel_sources(), []
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for compiled in [
-            pool.submit(_compile, name, sources[name], scratch, made / file)
-            for name, file in _file_names().items()
-        ]:
-            compiled.result()
+        for name, file in _file_names().items():
+            if (same := next(BUILDS.glob(f"*/{file}"), None)) is not None:
+                shutil.copy(same, made / file)
+                continue
+            c_file = scratch / f"{name}.c"
+            if name == SHARED:
+                jobs.append(pool.submit(_compile_shared, c_file, made / file))
+            else:
+                _translate(name, sources[name], c_file)
+                jobs.append(pool.submit(_compile, c_file, made / file))
+        for job in jobs:
+            job.result()
 
 
 def _file_names() -> dict[str, str]:
     """Return the file name of every compiled module, which tells what it was made from."""
-    return {
-        name: f"{name}-{digest}-{version('cython')}{SUFFIX}" for name, digest in digests().items()
-    }
+    try:
+        cython = version("cython")
+    except PackageNotFoundError as error:
+        raise CannotCompileError("Cython is not installed") from error
+    return {name: f"{name}-{digest}-{cython}{SUFFIX}" for name, digest in digests().items()}
 
 
-def _compile(name: str, source: Path | None, scratch: Path, target: Path) -> None:
-    """Make a compiled module, or take it from an earlier build."""
-    for same in BUILDS.glob(f"*/{target.name}"):
-        shutil.copy(same, target)
-        return
-    c_file = str(scratch / f"{name}.c")
-    cython = [sys.executable, "-m", "cython"]
-    if source is None:
-        _run([*cython, "generate-shared", c_file, "--module-name", name])
-    else:
-        directives = ",".join(f"{name}={value}" for name, value in DIRECTIVES.items())
-        of_module = ["-X", directives, "--shared", SHARED, "--module-name", name]
-        _run([*cython, *of_module, str(source), "-o", c_file])
+def _translate(name: str, source: Path, c_file: Path) -> None:
+    """Translate a kernel into C; in one process, since Cython's start takes a second."""
+    from Cython.Compiler.Errors import CompileError  # noqa: PLC0415 - only a build needs it
+    from Cython.Compiler.Main import compile as translate  # noqa: PLC0415
+
+    try:
+        done = translate(
+            str(source),
+            full_module_name=name,
+            output_file=str(c_file),
+            compiler_directives=dict(DIRECTIVES),
+            include_path=[str(PACKAGE.parent)],
+            language_level=3,
+            shared_utility_qualified_name=SHARED,
+        )
+    except CompileError as error:
+        raise CannotCompileError(f"{source}: {error}") from error
+    if done.num_errors:
+        raise CannotCompileError(f"Cython finds errors in {source}")
+
+
+def _compile_shared(c_file: Path, target: Path) -> None:
+    """Make the module of what all kernels need of Cython."""
+    words = ["generate-shared", str(c_file), "--module-name", SHARED]
+    _run([sys.executable, "-m", "cython", *words])
+    _compile(c_file, target)
+
+
+def _compile(c_file: Path, target: Path) -> None:
+    """Compile a C source into a module."""
     include = f"-I{sysconfig.get_path('include')}"
-    _run([*compiler(), *C_FLAGS, include, c_file, "-o", str(target)])
+    _run([*compiler(), *C_FLAGS, include, str(c_file), "-o", str(target)])
 
 
 def _run(command: list[str]) -> None:
-    """Run a command of the build in the folder that holds the package."""
-    ended = subprocess.run(  # noqa: S603 - programs that this module names
-        command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False
-    )
+    """Run a command of the build."""
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:
         raise CannotCompileError(f"{shlex.join(command)}:\n{ended.stdout}{ended.stderr}")

@@ -189,12 +189,6 @@ def _fill_cost(cap_s: cython.double, programme: ProgrammeViews, scratch: Scratch
     limits need not be monotone. Otherwise the cap is checked at every start. Ties are broken by the
     earliest start, then the first option.
     """
-    begin: cython.longlong
-    first: cython.longlong
-    head: cython.longlong
-    latest: cython.longlong
-    pushed: cython.longlong
-    start: cython.longlong
     low, high, cost_s = scratch.low, scratch.high, scratch.cost_s
     queue_start, queue_key_s = scratch.queue_start, scratch.queue_key_s
     for state in range(low.shape[0]):
@@ -205,7 +199,8 @@ def _fill_cost(cap_s: cython.double, programme: ProgrammeViews, scratch: Scratch
     cost_s[0, 0] = 0.0
     for option in range(programme.option_to.shape[0]):
         state, to_state = programme.option_from[option], programme.option_to[option]
-        begin, stop = max(scratch.first[to_state], low[state] + 1), programme.most[to_state] + 1
+        begin: cython.longlong = max(scratch.first[to_state], low[state] + 1)
+        stop = programme.most[to_state] + 1
         if high[state] < 0 or begin >= stop:
             continue
         row, memory = programme.option_class[option], programme.option_memory[option]
@@ -213,10 +208,12 @@ def _fill_cost(cap_s: cython.double, programme: ProgrammeViews, scratch: Scratch
         cut_s, from_s = programme.cut_time_s[programme.option_cut[option]], cost_s[state]
         bottleneck = programme.class_bottleneck[row]
         overhead_s, fixed_s = programme.class_overhead_s[row], programme.option_fixed_s[option]
-        pushed, head, size = max(low[state], scratch.admissible[row, begin]), 0, 0
+        pushed: cython.longlong = max(low[state], scratch.admissible[row, begin])
+        head: cython.longlong = 0
+        size: cython.longlong = 0
         for end in range(begin, stop):
-            latest = min(programme.latest_start[end], high[state])
-            first = scratch.admissible[row, end]
+            latest: cython.longlong = min(programme.latest_start[end], high[state])
+            first: cython.longlong = scratch.admissible[row, end]
             if first > high[state]:
                 break
             first, sum_s, best = max(first, programme.earliest_start[memory, end]), INF, 0

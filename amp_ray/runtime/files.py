@@ -7,9 +7,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -36,6 +34,7 @@ from amp_ray.inputs.strategies import (
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.models.model import Model
+from amp_ray.runtime.own_inputs import is_input, remember_input
 from amp_ray.runtime.whole_file import regular, write_whole
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.run import score_given
@@ -50,8 +49,6 @@ _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
 _ENCODING: Final = "utf-8-sig"  # with or without the byte order mark of spreadsheet programs
 _MOST_LINKS: Final = 40  # maximum length of a chain of links, as in the kernel
 _MOST_CHARACTERS: Final = 2**25  # maximum size of an input file: a million strategies
-# Files that a command has read, as (device, inode); None outside of commands
-_INPUTS: ContextVar[set[tuple[int, int]] | None] = ContextVar("inputs", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,16 +245,6 @@ def _strategy_of(entry: Entry, experiment: Experiment) -> Strategy:
     raise InputError(str(result.reason), where=entry.where)
 
 
-@contextmanager
-def remembered_inputs() -> Iterator[None]:
-    """Remember all files that are read in the block: `write_output` refuses to overwrite them."""
-    token = _INPUTS.set(set())
-    try:
-        yield
-    finally:
-        _INPUTS.reset(token)
-
-
 def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
     """Return a file's text; raise `InputError` if it cannot be read or is too long.
 
@@ -295,14 +282,6 @@ def not_linked(path: str, flags: int, mode: int = 0o666) -> int:
     return regular(path, flags | os.O_NOFOLLOW, mode)
 
 
-def remember_input(descriptor: int) -> None:
-    """Remember an open file as an input of the command."""
-    inputs = _INPUTS.get()
-    if inputs is not None:
-        status = os.fstat(descriptor)
-        inputs.add((status.st_dev, status.st_ino))
-
-
 def write_output(path: Path, text: str | Iterable[str], *, is_new: bool = False) -> None:
     """Write a user's output file atomically; refuse to overwrite an input of the command.
 
@@ -310,7 +289,7 @@ def write_output(path: Path, text: str | Iterable[str], *, is_new: bool = False)
     """
     if path.is_file():
         status, where = path.stat(), Where(file=str(path))
-        if (status.st_dev, status.st_ino) in (_INPUTS.get() or ()):
+        if is_input(status):
             message = "this is an input of the command, which would be lost; name another file"
             raise InputError(message, where=where)
         if is_new and status.st_size:

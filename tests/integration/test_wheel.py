@@ -8,7 +8,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from amp_ray.compiled import kernel_sources
+from amp_ray.compiled.lookup import kernel_sources
 from support.programs import python
 
 pytest.importorskip("hatchling", reason="needs hatchling (pip install amp-ray[dev])")

@@ -171,8 +171,8 @@ def _notices(folder: Path, tests: str) -> bool:
         except subprocess.TimeoutExpired:
             return True
         if ended.returncode:
-            break
-    return ended.returncode != 0
+            return True
+    return False
 
 
 def _survives(folders: SimpleQueue[Path], mutant: Mutant) -> bool:

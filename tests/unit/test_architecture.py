@@ -17,7 +17,7 @@ MAX_FUNCTION_LINES: Final = 45
 """Without the docstring."""
 
 MAX_KERNEL_LINES: Final = 60
-"""The same for modules of kernels: a function that another one calls is compiled twice."""
+"""The same for modules of kernels, which declare their variables."""
 
 HEAVY: Final = ("deepspeed", "paramiko", "ray", "torch")
 """Packages that planning never needs; importing one takes from 0.2 s to seconds."""

@@ -316,11 +316,16 @@ class PartRows:
     # to another, recomputed.
     layers_most: cython.const[cython.double][:, ::1]
     plain_most: cython.const[cython.double][:, ::1]  # the same, not recomputed
-    block_counts: cython.const[cython.longlong][
-        ::1
-    ]  # shape ``(num_layers + 1,)``. Blocks before each boundary.
+    # Shape ``(num_layers + 1,)``. Blocks before each boundary.
+    block_counts: cython.const[cython.longlong][::1]
     # Shape ``(num_blocks + 1,)``. By number of blocks, the first boundary that has them before it.
     first_with: cython.const[cython.longlong][::1]
+
+    def __reduce__(self) -> tuple[type, tuple[FloatArray | IntArray, ...]]:
+        both = np.asarray(self.layers), np.asarray(self.plain)
+        largest = np.asarray(self.layers_most), np.asarray(self.plain_most)
+        blocks = np.asarray(self.block_counts), np.asarray(self.first_with)
+        return PartRows, (*both, *largest, *blocks)
 
 
 def part_starts(
@@ -409,6 +414,18 @@ class LikeBlocks:
     crossing: cython.double  # bytes that cross a boundary between stages, if there are several
     num_others: cython.longlong  # most other blocks that a stage can have
     keeps_ends_once: cython.bint  # whether micro-batches in flight keep no boundaries in addition
+
+    def __reduce__(self) -> tuple[type, tuple[float | bool, ...]]:
+        return LikeBlocks, (
+            self.kept_again,
+            self.kept,
+            self.parameters,
+            self.temporary,
+            self.temporary_again,
+            self.crossing,
+            self.num_others,
+            self.keeps_ends_once,
+        )
 
 
 def most_like_blocks(
@@ -534,105 +551,127 @@ def slowest_messages(
     pieces = np.lcm(*(num_ranks // (num_ends - 1))[pairs].T)  # no rank's part is split
     messages = np.empty(((pieces * num_ends[pairs].sum(axis=1)).max(initial=0), 7), np.int64)
     loads = np.empty((4, max(num_ranks.max(), 2 * links.kind_of_node.size), 2))
-    _fill_slowest(pairs, pieces, *ranks, *links, messages, loads, slowest)
+    sends = _Sends(pairs, pieces, *ranks, *links, messages, loads, slowest)
+    for index in range(len(pairs)):
+        _find_slowest(sends, index, _list_messages(sends, index))
     return slowest
 
 
-def _fill_slowest(  # noqa: PLR0915
-    pairs: cython.const[cython.longlong][:, ::1],
-    pieces: cython.const[cython.longlong][::1],
-    nodes: cython.const[cython.longlong][::1],
-    first_node: cython.const[cython.longlong][::1],
-    ends: cython.const[cython.longlong][::1],
-    parts: cython.const[cython.longlong][::1],
-    first_end: cython.const[cython.longlong][::1],
-    kind_of_node: cython.const[cython.longlong][::1],
-    hosts: cython.const[cython.longlong][::1],
-    num_hosts: cython.const[cython.double][::1],
-    intra_bytes_per_s: cython.const[cython.double][::1],
-    intra_step_s: cython.const[cython.double][::1],
-    inter_bytes_per_s: cython.const[cython.double][:, ::1],
-    inter_step_s: cython.const[cython.double][:, ::1],
-    messages: cython.longlong[:, ::1],
-    loads: cython.double[:, :, ::1],
-    slowest: cython.double[:, :, ::1],
-) -> None:
-    """Write `slowest_messages`.
+@cython.cclass
+@dataclass(eq=False, repr=False)
+class _Sends:
+    """What `slowest_messages` takes, and the arrays that it writes."""
 
-    ``pieces``, shape ``(num_cuts,)``, counts the pieces of a sample's tensor across each cut.
-    Scratch: ``messages`` has a row for each message of a cut (sender, receiver, their nodes, part,
-    places of the nodes in ``loads``); ``loads``, shape ``(4, num_ranks_or_nodes, 2)``, has units
-    and messages of each sender, of each receiver, out of each node, into each node; messages
-    between nodes of one host count behind all others, by node. ``slowest`` begins as zeros.
-    """
-    a: cython.longlong
-    b: cython.longlong
-    begin: cython.longlong
-    into: cython.longlong
-    j: cython.longlong
-    k: cython.longlong
-    of_rank: cython.double
-    num_host: cython.double
-    out: cython.longlong
-    part: cython.longlong
-    rank_rate: cython.double
-    samples: cython.longlong
-    seconds: cython.double
-    shared: cython.double
-    for index in range(pairs.shape[0]):
-        loads[:, :, :] = 0.0
-        stage, next_stage = pairs[index, 0], pairs[index, 1]
-        begin, stop = first_end[stage], first_end[stage + 1] - 1
-        j, next_begin, next_stop = (
-            first_end[next_stage],
-            first_end[next_stage],
-            first_end[next_stage + 1] - 1,
-        )
-        size = 0
-        tp = (first_node[stage + 1] - first_node[stage]) // (stop - begin)
-        next_tp = (first_node[next_stage + 1] - first_node[next_stage]) // (next_stop - j)
-        for i in range(begin, stop):
-            while ends[j + 1] <= ends[i]:
-                j += 1
-            k = j
-            while k < next_stop and ends[k] < ends[i + 1]:
-                samples = min(ends[i + 1], ends[k + 1]) - max(ends[i], ends[k])
-                for piece in range(pieces[index]):
-                    a = (i - begin) * tp + piece * tp // pieces[index]
-                    b = (k - next_begin) * next_tp + piece * next_tp // pieces[index]
-                    source, target = nodes[first_node[stage] + a], nodes[first_node[next_stage] + b]
-                    inside = hosts[source] == hosts[target]
-                    out = hosts.shape[0] + source if inside else hosts[source]
-                    into = hosts.shape[0] + target if inside else hosts[target]
-                    messages[size, 0], messages[size, 1] = a, b
-                    messages[size, 2], messages[size, 3] = source, target
-                    messages[size, 4], messages[size, 5], messages[size, 6] = parts[i], out, into
-                    size += 1
-                    loads[0, a, 0] += samples
-                    loads[0, a, 1] += 1
-                    loads[1, b, 0] += samples
-                    loads[1, b, 1] += 1
-                    if source != target:
-                        loads[2, out, 0] += samples
-                        loads[2, out, 1] += 1
-                        loads[3, into, 0] += samples
-                        loads[3, into, 1] += 1
-                k += 1
-        for number in range(size):
-            a, b, part = messages[number, 0], messages[number, 1], messages[number, 4]
-            source, target = messages[number, 2], messages[number, 3]
-            out, into = messages[number, 5], messages[number, 6]
-            one, other = kind_of_node[source], kind_of_node[target]
-            step_s = intra_step_s[one] if source == target else inter_step_s[one, other]
-            rank_rate = min(intra_bytes_per_s[one], intra_bytes_per_s[other])
-            slowest[index, part, 0] = max(slowest[index, part, 0], loads[0, a, 1], loads[1, b, 1])
-            slowest[index, part, 1] = max(slowest[index, part, 1], step_s)
-            for kind in range(2):
-                of_rank = max(loads[0, a, kind], loads[1, b, kind])
-                seconds = of_rank / rank_rate
-                if source != target:
-                    shared = max(loads[2, out, kind], loads[3, into, kind])
-                    num_host = max(num_hosts[one], num_hosts[other])
-                    shared = max(shared, of_rank * num_host)
-                    seconds = max(seconds, shared / inter_bytes_per_s[one, other])
-                slowest[index, part, 2 + kind] = max(slowest[index, part, 2 + kind], seconds)
+    pairs: cython.const[cython.longlong][:, ::1]
+    pieces: cython.const[cython.longlong][::1]  # of a sample's tensor across each cut
+    nodes: cython.const[cython.longlong][::1]
+    first_node: cython.const[cython.longlong][::1]
+    ends: cython.const[cython.longlong][::1]
+    parts: cython.const[cython.longlong][::1]
+    first_end: cython.const[cython.longlong][::1]
+    kind_of_node: cython.const[cython.longlong][::1]
+    host_of_node: cython.const[cython.longlong][::1]
+    num_hosts: cython.const[cython.double][::1]
+    intra_bytes_per_s: cython.const[cython.double][::1]
+    intra_step_s: cython.const[cython.double][::1]
+    inter_bytes_per_s: cython.const[cython.double][:, ::1]
+    inter_step_s: cython.const[cython.double][:, ::1]
+    # Row per message of a cut: sender, receiver, their nodes, part, places of the nodes in `loads`.
+    messages: cython.longlong[:, ::1]
+    # Shape ``(4, num_ranks_or_nodes, 2)``. Units and messages of each sender, of each receiver, out
+    # of each node, into each node; messages between nodes of one host count behind all others, by
+    # node.
+    loads: cython.double[:, :, ::1]
+    slowest: cython.double[:, :, ::1]
+
+
+@cython.cfunc
+def _list_messages(sends: _Sends, index: cython.Py_ssize_t) -> cython.longlong:
+    """List the messages of a cut and add up their loads; return their number."""
+    size: cython.longlong = 0
+    stage, next_stage = sends.pairs[index, 0], sends.pairs[index, 1]
+    begin, stop = sends.first_end[stage], sends.first_end[stage + 1] - 1
+    next_begin, next_stop = sends.first_end[next_stage], sends.first_end[next_stage + 1] - 1
+    j: cython.longlong = next_begin
+    sends.loads[:, :, :] = 0.0
+    for i in range(begin, stop):
+        while sends.ends[j + 1] <= sends.ends[i]:
+            j += 1
+        k: cython.longlong = j
+        while k < next_stop and sends.ends[k] < sends.ends[i + 1]:
+            size = _add_messages(sends, index, i, k, size)
+            k += 1
+    return size
+
+
+@cython.cfunc
+def _add_messages(
+    sends: _Sends,
+    index: cython.Py_ssize_t,
+    i: cython.longlong,
+    k: cython.longlong,
+    size: cython.longlong,
+) -> cython.longlong:
+    """Append the messages from one dp index to another across a cut; return the new number."""
+    stage, next_stage = sends.pairs[index, 0], sends.pairs[index, 1]
+    begin, next_begin = sends.first_end[stage], sends.first_end[next_stage]
+    first, next_first = sends.first_node[stage], sends.first_node[next_stage]
+    tp = (sends.first_node[stage + 1] - first) // (sends.first_end[stage + 1] - 1 - begin)
+    next_dp = sends.first_end[next_stage + 1] - 1 - next_begin
+    next_tp = (sends.first_node[next_stage + 1] - next_first) // next_dp
+    samples: cython.longlong = min(sends.ends[i + 1], sends.ends[k + 1])
+    samples -= max(sends.ends[i], sends.ends[k])
+    num_nodes = sends.host_of_node.shape[0]
+    for piece in range(sends.pieces[index]):
+        a = (i - begin) * tp + piece * tp // sends.pieces[index]
+        b = (k - next_begin) * next_tp + piece * next_tp // sends.pieces[index]
+        source, target = sends.nodes[first + a], sends.nodes[next_first + b]
+        out, into = sends.host_of_node[source], sends.host_of_node[target]
+        if out == into:
+            out, into = num_nodes + source, num_nodes + target
+        sends.messages[size, 0], sends.messages[size, 1] = a, b
+        sends.messages[size, 2], sends.messages[size, 3] = source, target
+        sends.messages[size, 4] = sends.parts[i]
+        sends.messages[size, 5], sends.messages[size, 6] = out, into
+        size += 1
+        _add_load(sends, 0, a, samples)
+        _add_load(sends, 1, b, samples)
+        if source != target:
+            _add_load(sends, 2, out, samples)
+            _add_load(sends, 3, into, samples)
+    return size
+
+
+@cython.cfunc
+@cython.inline
+def _add_load(
+    sends: _Sends, row: cython.Py_ssize_t, place: cython.longlong, samples: cython.longlong
+) -> None:
+    """Count a message of a rank or a node."""
+    sends.loads[row, place, 0] += samples
+    sends.loads[row, place, 1] += 1
+
+
+@cython.cfunc
+def _find_slowest(sends: _Sends, index: cython.Py_ssize_t, size: cython.longlong) -> None:
+    """Write the slowest of a cut's messages, in each part."""
+    for number in range(size):
+        a, b, part = sends.messages[number, 0], sends.messages[number, 1], sends.messages[number, 4]
+        source, target = sends.messages[number, 2], sends.messages[number, 3]
+        out, into = sends.messages[number, 5], sends.messages[number, 6]
+        one, other = sends.kind_of_node[source], sends.kind_of_node[target]
+        step_s = sends.intra_step_s[one] if source == target else sends.inter_step_s[one, other]
+        most = max(sends.slowest[index, part, 0], sends.loads[0, a, 1], sends.loads[1, b, 1])
+        sends.slowest[index, part, 0] = most
+        sends.slowest[index, part, 1] = max(sends.slowest[index, part, 1], step_s)
+        rank_rate: cython.double = min(sends.intra_bytes_per_s[one], sends.intra_bytes_per_s[other])
+        for kind in range(2):
+            of_rank: cython.double = max(sends.loads[0, a, kind], sends.loads[1, b, kind])
+            seconds: cython.double = of_rank / rank_rate
+            if source != target:
+                shared: cython.double = max(sends.loads[2, out, kind], sends.loads[3, into, kind])
+                num_hosts: cython.double = max(sends.num_hosts[one], sends.num_hosts[other])
+                shared = max(shared, of_rank * num_hosts)
+                seconds = max(seconds, shared / sends.inter_bytes_per_s[one, other])
+            seconds = max(sends.slowest[index, part, 2 + kind], seconds)
+            sends.slowest[index, part, 2 + kind] = seconds

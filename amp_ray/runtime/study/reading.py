@@ -22,10 +22,10 @@ from amp_ray.runtime.files import (
     ExperimentFiles,
     not_linked,
     read_text,
-    remember_input,
     with_calibration,
 )
 from amp_ray.runtime.launch.trial_folder import timeline_file
+from amp_ray.runtime.own_inputs import remember_input
 from amp_ray.runtime.study.events import JournalTrial, Started, Stopped, read_header, replay_journal
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS, check_contents
 from amp_ray.runtime.study.journal import parse

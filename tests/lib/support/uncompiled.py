@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.compiled import UNCOMPILED, kernel_sources
+from amp_ray.compiled import UNCOMPILED
+from amp_ray.compiled.lookup import kernel_sources
 
 
 def uncompiled(name: str) -> Any:  # noqa: ANN401 - a module with other functions than mypy knows

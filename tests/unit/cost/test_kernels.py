@@ -3,6 +3,8 @@
 What they mean is tested where they are used.
 """
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -86,10 +88,11 @@ def test_compiled_and_plain_most_like_blocks_agree(chunks: int, *, keeps_ends_on
         "keeps_ends_once": keeps_ends_once,
     }
     stages = np.array([STAGE, STAGE])
+    sent = pickle.loads(pickle.dumps(kernels.LikeBlocks(**each)))  # noqa: S301 - to a worker
     found = []
     for limit in (10.0, 160.0, 250.0, 1000.0):
         rest = limit, (9, 2, chunks, 6)
-        compiled = kernels.most_like_blocks(stages, kernels.LikeBlocks(**each), *rest)
+        compiled = kernels.most_like_blocks(stages, sent, *rest)
         expected = plain.most_like_blocks(stages, plain.LikeBlocks(**each), *rest)
         np.testing.assert_array_equal(expected, compiled)
         found += compiled.tolist()

@@ -1,3 +1,4 @@
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -298,6 +299,8 @@ def test_stages_one_after_another_start_as_early_as_each_alone(seed: int) -> Non
     )
     whole = earliest_starts(layers, stages, tied, limits)
     parts = part_starts(2, rows, stages, stages, tied, limits)
+    sent = pickle.loads(pickle.dumps(rows))  # noqa: S301 - to a worker
+    assert (part_starts(2, sent, stages, stages, tied, limits) == parts).all()
     for stage in range(pp):
         own = slice(stage, stage + 1)
         alone = earliest_starts(layers, stages[own], tied, limits[own])

@@ -51,9 +51,11 @@ class OperatorProgramme:
     @cached_property
     def views(self) -> ProgrammeViews:
         """The same for the kernels."""
-        given = _by_name(self).items()
-        arrays = {name: np.ascontiguousarray(a) for name, a in given if isinstance(a, np.ndarray)}
-        return ProgrammeViews(**_by_name(self) | arrays)
+        tables = _by_name(self)
+        for name, table in tables.items():
+            if isinstance(table, np.ndarray):
+                tables[name] = np.ascontiguousarray(table)
+        return ProgrammeViews(**tables)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
