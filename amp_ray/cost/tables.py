@@ -16,7 +16,7 @@ from amp_ray.cost.timer import chunks_in_flight, pipeline_s
 from amp_ray.cost.topology import Topology
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
-from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.candidate import OTHER_OPTIONS, Candidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 
 if TYPE_CHECKING:
@@ -153,9 +153,8 @@ class Tables:
 
     def _add_option(self, options: StageOptions) -> None:
         again, of_experts = options.recompute, options.of_experts
-        divides = options.sequence_parallel
-        kind = again.kind, again.layers is not None
-        times = options.tp, divides, options.ep, options.etp, *kind
+        others = (getattr(options, option.name) for option in OTHER_OPTIONS)
+        times = options.tp, *others, again.kind, again.layers is not None
         row = (
             options.tp,
             options.dp,
@@ -167,7 +166,7 @@ class Tables:
             of_experts.dp,
             of_experts.zero.shards(of_experts.dp),
             options.spreads_experts,
-            divides,
+            options.sequence_parallel,
             -1 if again.layers is None else again.layers,
             self._time_options.of(times, options),
             self._memory_options.of(replace(options, recompute=again.whole)),
