@@ -82,7 +82,9 @@ def _document(runtime: str, release: str | None) -> dict[str, object]:
     """Return the first document of a runtime and release."""
     documents = (dict(group.document) for group in GROUPS)
     return next(
-        each for each in documents if each["runtime"] == runtime and each.get("release") == release
+        each
+        for each in documents
+        if each.get("runtime", DEFAULT) == runtime and each.get("release") == release
     )
 
 
