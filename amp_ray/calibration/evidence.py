@@ -91,7 +91,12 @@ def settings(experiment: Experiment, strategy: Strategy) -> Iterator[Setting]:
     for device in experiment.cluster.device_types:
         yield Setting(
             program=traits.name,
-            release=oldest_alike(traits.name, traits.release, has_experts=has_experts),
+            release=oldest_alike(
+                traits.name,
+                traits.release,
+                has_experts=has_experts,
+                in_fp8=experiment.precision == "fp8",
+            ),
             board=device.name,
             kind=_kind(experiment, strategy),
         )

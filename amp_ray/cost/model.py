@@ -148,6 +148,9 @@ class SampleCosts:
     ) -> tuple[FloatArray, FloatArray]:
         """Return the seconds of passes and messages; see `CostModel.seconds`."""
         layout = self.tables.layout_of(stages)
+        # Screens ask for stages as if each was one chunk
+        num_chunks = (len(bounds) - 1) // stages.pp
+        layout.schedule(stages.pp, stages.num_micro_batches, num_chunks)
         layout.cut(np.array(bounds, np.int64))
         self.evaluator.price_cuts(layout)
         passes_s, sends_s = self.evaluator.seconds_by_part()
@@ -369,7 +372,12 @@ class CostModel(SampleCosts):
         return self.least_s(costs, bounds) <= limit_s
 
     def least_s(self, costs: StageCosts, bounds: tuple[int, ...]) -> float:
-        """Return the seconds of an iteration, less what rounding may have added."""
+        """Return the seconds of an iteration, less what rounding may have added.
+
+        It is 0 for interleaved stages, whose chunks are cut otherwise.
+        """
+        if costs.stages.is_interleaved:
+            return 0.0
         costs.layout.cut(np.array(bounds, np.int64))
         return float(costs.samples.evaluator.price_cuts(costs.layout)) / (1 + ROUNDING)
 

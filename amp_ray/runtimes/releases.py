@@ -100,13 +100,18 @@ RELEASES: Final[Mapping[str, Mapping[str, Release]]] = _TABLE.releases
 _OF_EXPERTS: Final = frozenset({"dispatcher", "expert_parallel", "fused_experts", "fused_router"})
 """Traits of releases that mean nothing for models without experts."""
 
+_OF_FP8: Final = frozenset({"attention_format"})
+"""Traits of releases that mean nothing where products are not in 8-bit floats."""
 
-def oldest_alike(runtime: str, release: str, *, has_experts: bool) -> str:
+
+def oldest_alike(runtime: str, release: str, *, has_experts: bool, in_fp8: bool) -> str:
     """Return the oldest release of a runtime with the traits of this one, as far as a model asks.
 
     Predictions by these releases are the same, so that a time of one backs those of the others.
+    ``in_fp8``: whether products are in 8-bit floats.
     """
-    ignored = frozenset[str]() if has_experts else _OF_EXPERTS
+    ignored = frozenset() if has_experts else _OF_EXPERTS
+    ignored |= frozenset() if in_fp8 else _OF_FP8
     plain = {
         name: {key: value for key, value in each.traits.items() if key not in ignored}
         for name, each in RELEASES.get(runtime, {}).items()

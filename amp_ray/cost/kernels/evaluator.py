@@ -137,6 +137,7 @@ class Layout:
 
     def cut(self, bounds: longlong[::1]) -> None:
         """Set the bounds of all chunks."""
+        assert bounds.shape[0] == self.pp * self.virtual_stages + 1, "bounds are those of all chunks"
         self.bounds = bounds
 
     def slice_by(self, share: longlong) -> None:
