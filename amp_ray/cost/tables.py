@@ -153,8 +153,8 @@ class Tables:
 
     def _add_option(self, options: StageOptions) -> None:
         again, of_experts = options.recompute, options.of_experts
-        others = (getattr(options, option.name) for option in OTHER_OPTIONS)
-        times = options.tp, *others, again.kind, again.layers is not None
+        dimensions = (getattr(options, option.name) for option in OTHER_OPTIONS)
+        times = options.tp, *dimensions, again.kind, again.layers is not None
         row = (
             options.tp,
             options.dp,

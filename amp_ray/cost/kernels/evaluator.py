@@ -137,7 +137,9 @@ class Layout:
 
     def cut(self, bounds: longlong[::1]) -> None:
         """Set the bounds of all chunks."""
-        assert bounds.shape[0] == self.pp * self.virtual_stages + 1, "bounds are those of all chunks"
+        assert bounds.shape[0] == self.pp * self.virtual_stages + 1, (
+            "bounds are those of all chunks"
+        )
         self.bounds = bounds
 
     def slice_by(self, share: longlong) -> None:
@@ -1110,16 +1112,16 @@ class Times:
         """Find the boundary up to which the blocks of each chunk of a stage recompute."""
         layout = self.stages.layout
         counts = self.layers.block_counts
-        left = self.stages.options.blocks[layout.option[stage]]
+        num_left = self.stages.options.blocks[layout.option[stage]]
         for chunk in range(stage, self.stages.num_chunks, layout.pp):
             first, end = layout.bounds[chunk], layout.bounds[chunk + 1]
             self.splits[chunk] = end
-            if left < 0:
+            if num_left < 0:
                 continue
-            last = counts[first] + left
+            last = counts[first] + num_left
             if counts[end] > last:
                 self.splits[chunk] = max(self.layers.first_with[last], first)
-            left = max(0, left - (counts[end] - counts[first]))
+            num_left = max(0, num_left - (counts[end] - counts[first]))
 
     @cfunc
     def _pass(self, number: longlong, part: longlong) -> void:
@@ -1549,9 +1551,9 @@ class StepEnd:
         total = 0.0
         for chunk in range(stage, self.stages.num_chunks, layout.pp):
             for layer in range(layout.bounds[chunk], layout.bounds[chunk + 1]):
-                each = self.layers.weights[row, layer + 1] - self.layers.weights[row, layer]
-                most = max(most, each)
-                total += each
+                of_layer = self.layers.weights[row, layer + 1] - self.layers.weights[row, layer]
+                most = max(most, of_layer)
+                total += of_layer
         return most / max(total, 1.0)
 
     @cfunc
