@@ -8,7 +8,7 @@ stages.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -59,6 +59,14 @@ class SampleCosts:
     head_ranks: int = 1  # those of them that divide the heads of attention
     # Whether the host of a pipeline over nodes starts collectives later, if the runtime's does
     starts_on_host: bool = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the evaluator and its tables, which every process makes for itself."""
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in {"evaluator", "tables"}
+        }
 
     @property
     def are_whole(self) -> bool:
@@ -304,9 +312,7 @@ class CostModel(SampleCosts):
     def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
         """Estimate a strategy from the costs of its stages, without `with_columns`."""
         experiment, bounds = self.experiment, all_bounds(self.experiment.model, strategy)
-        if strategy.is_sliced:
-            share = largest_share(strategy.token_slices)
-            costs.layout.slice_by(costs.samples.tables.share(share))
+        costs.layout.slice_by(costs.samples.tables.share(strategy.token_slices))
         evaluator = self._price(costs, bounds)
         breakdown = Breakdown.of(evaluator.breakdown())
         if strategy.is_sliced:

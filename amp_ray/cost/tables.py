@@ -11,6 +11,7 @@ from amp_ray.cost.collective import NO_RING, start_s, taken_share
 from amp_ray.cost.kernels.evaluator import Costs, Devices, Layout, Paths
 from amp_ray.cost.kernels.rings import RingTable
 from amp_ray.cost.nccl import SIZES
+from amp_ray.cost.samples import largest_share
 from amp_ray.cost.stages import GroupKind, PlacedStages
 from amp_ray.cost.timer import chunks_in_flight, pipeline_s
 from amp_ray.cost.topology import Topology
@@ -18,6 +19,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.memo import memoised
 from amp_ray.strategies.candidate import OTHER_OPTIONS, Candidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import TokenSlices
 
 if TYPE_CHECKING:
     from amp_ray.cost.memory import MemoryModel
@@ -330,9 +332,9 @@ class Tables:
             self._row_of[id(rows)] = self._memory_bytes.add(rows)
         return self._row_of[id(rows)]
 
-    def share(self, share: float) -> int:
-        """Return the number of the largest token slice's share of a micro-batch."""
-        return self._shares.of(share)
+    def share(self, slices: TokenSlices) -> int:
+        """Return the number of the largest token slice's share of a micro-batch; 0 for none."""
+        return self._shares.of(largest_share(slices)) if slices else 0
 
     @memoised
     def states(

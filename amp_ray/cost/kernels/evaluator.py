@@ -102,6 +102,7 @@ class Layout:
     num_micro_batches: longlong
     virtual_stages: longlong
     share: longlong  # number of the largest token slice's share; 0 for whole samples
+    is_placed: bint  # whether an evaluator has placed it since it changed, but for its cuts
     option: longlong[::1]  # by stage, number of its options
     devices: longlong[::1]  # of ranks: tp fastest, then dp, which includes cp, then stages
     samples: longlong[::1]  # of each group in one micro-batch, stage after stage
@@ -118,6 +119,7 @@ class Layout:
         self.num_micro_batches = 1
         self.virtual_stages = 1
         self.share = 0
+        self.is_placed = False
         self.option = option
         self.devices = devices
         self.samples = samples
@@ -134,6 +136,7 @@ class Layout:
         self.pp = pp
         self.num_micro_batches = num_micro_batches
         self.virtual_stages = virtual_stages
+        self.is_placed = False
 
     def cut(self, bounds: longlong[::1]) -> None:
         """Set the bounds of all chunks."""
@@ -144,7 +147,9 @@ class Layout:
 
     def slice_by(self, share: longlong) -> None:
         """Set the number of the largest token slice's share of a micro-batch."""
-        self.share = share
+        if share != self.share:
+            self.share = share
+            self.is_placed = False
 
     def numbers(self) -> list[Any]:
         """Return stages, micro-batches, chunks of a stage, options, devices and samples."""
@@ -2150,7 +2155,7 @@ class Evaluator:
     @ccall
     def price_cuts(self, layout: Layout) -> double:
         """Return `price` of a layout; if it was the last one, only its cuts may have changed."""
-        if self.stages.layout is not layout:
+        if self.stages.layout is not layout or not layout.is_placed:
             self.place(layout)
         return self.at()
 
@@ -2170,6 +2175,7 @@ class Evaluator:
         self.messages.place(self.times.path)
         self._classify()
         self.step_end.place()
+        layout.is_placed = True
 
     @cfunc
     def _choose_links(self) -> void:

@@ -15,7 +15,7 @@ from amp_ray.trials.own_program.metrics import HELPER_FILE
 from amp_ray.trials.own_program.program import file_names
 
 TRAINING_PARTS: Final = (
-    *("__init__.py", "errors.py", "memo.py", "redaction.py", "training"),
+    *("__init__.py", "compiled", "errors.py", "memo.py", "redaction.py", "training"),
     *("cost/__init__.py", "cost/instructions.py"),
     *("models/__init__.py", "models/model.py", "models/operator.py"),
     *("runtime/__init__.py", "runtime/whole_file.py"),

@@ -1,3 +1,4 @@
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,13 @@ def test_one_device_computes_and_updates(experiment: Experiment) -> None:
     assert estimate.memory_limit_bytes == (10_000.0,)
     assert estimate.feasible
     assert estimate.warnings == ()
+
+
+def test_a_model_that_has_priced_can_be_sent_to_another_process(experiment: Experiment) -> None:
+    model = CostModel(experiment=experiment)
+    estimate = model.estimate(strategy((0, 4)))
+    sent = pickle.loads(pickle.dumps(model))  # noqa: S301 - to a worker
+    assert sent.estimate(strategy((0, 4))) == estimate
 
 
 def test_stages_on_two_nodes_send_between_them(experiment: Experiment) -> None:

@@ -61,6 +61,16 @@ def test_slices_fill_a_pipeline_that_starves_and_save_memory(experiment: Experim
     assert cut.peak_memory_bytes[0] < two.peak_memory_bytes[0]
 
 
+def test_costs_that_whole_and_cut_micro_batches_share_give_what_each_takes(
+    experiment: Experiment,
+) -> None:
+    plans = [strategy(slices, size=4) for slices in ((), ((4, (2048,) * 4),), ())]
+    model = CostModel(experiment=experiment)
+    costs = model.stage_costs(PlacedStages.of_strategy(plans[0]))
+    for plan in plans:
+        assert model.estimate_from(costs, plan) == CostModel(experiment=experiment).estimate(plan)
+
+
 def test_later_slices_take_longer(experiment: Experiment) -> None:
     slices = slice_costs(experiment)
     times = [slices.seconds(BOUNDS, (2, 1024, context))[0][:2].sum() for context in (0, 2048, 7168)]
