@@ -176,11 +176,11 @@ net: $(COMPILED)  ## Compare the answers to many commands with the recorded ones
 	@OPENBLAS_CORETYPE=Haswell PYTHONPATH=tests/lib $(RUN) net $(if $(RECORD),--record) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: goldens
-goldens: $(CORE)  ## Record the figures of the golden strategies anew, and say how many differ; DRAW=yes draws and searches anew
+goldens: $(COMPILED)  ## Record the figures of the golden strategies anew, and say how many differ; DRAW=yes draws and searches anew
 	@PYTHONPATH=tests/lib $(RUN) goldens $(if $(DRAW),draw,price)
 
 .PHONY: plans
-plans: $(CORE)  ## Compare plans of searches with the recorded ones: time and CPU; RECORD=yes records, ONLY='small-11*' some
+plans: $(COMPILED)  ## Compare plans of searches with the recorded ones: time and CPU; RECORD=yes records, ONLY='small-11*' some
 	@$(VENV)/bin/python tests/benchmarks/compare_plans.py $(if $(RECORD),--record) $(if $(ONLY),'$(ONLY)')
 
 .PHONY: paired

@@ -92,4 +92,6 @@ def imported(node: ast.AST) -> Iterator[str]:
             continue
         if isinstance(child, ast.ImportFrom) and (child.module or "").startswith("amp_ray."):
             yield str(child.module)
+        if isinstance(child, ast.ImportFrom) and child.module == "amp_ray":
+            yield from (f"amp_ray.{alias.name}" for alias in child.names)
         yield from imported(child)
