@@ -313,13 +313,14 @@ class CostModel(SampleCosts):
         """Estimate a strategy from the costs of its stages, without `with_columns`."""
         experiment, bounds = self.experiment, all_bounds(self.experiment.model, strategy)
         costs.layout.slice_by(costs.samples.tables.share(strategy.token_slices))
-        evaluator = self._price(costs, bounds)
+        self._price(costs, bounds)
+        evaluator = costs.samples.evaluator
         breakdown = Breakdown.of(evaluator.breakdown())
         if strategy.is_sliced:
-            breakdown = self._with_slices(breakdown, strategy)
+            breakdown = self._with_slices(breakdown, costs, strategy)
         types = experiment.cluster.device_types
         peaks, devices = zip(
-            *((peak_bytes, types[kind]) for peak_bytes, kind, _ in evaluator.peaks()), strict=True
+            *((peak_bytes, types[kind]) for peak_bytes, kind in evaluator.peaks()), strict=True
         )
         verdict = self._judge.judge(bounds, breakdown.total_s, peaks, devices)
         return Estimate(
@@ -334,17 +335,18 @@ class CostModel(SampleCosts):
             unexplained=experiment.traits.is_unexplained(strategy, len(experiment.cluster.nodes)),
         )
 
-    def _price(self, costs: StageCosts, bounds: tuple[int, ...]) -> Evaluator:
-        """Price stages with these cuts; return the evaluator, which has the parts."""
-        evaluator = costs.samples.evaluator
+    def _price(self, costs: StageCosts, bounds: tuple[int, ...]) -> float:
+        """Return the seconds of an iteration with these cuts; the evaluator has its parts."""
         costs.layout.cut(np.array(bounds, np.int64))
-        evaluator.price_cuts(costs.layout)
-        return evaluator
+        return float(costs.samples.evaluator.price_cuts(costs.layout))
 
-    def _with_slices(self, breakdown: Breakdown, strategy: Strategy) -> Breakdown:
+    def _with_slices(
+        self, breakdown: Breakdown, costs: StageCosts, strategy: Strategy
+    ) -> Breakdown:
         """Return a breakdown with the pipeline of token slices instead of whole micro-batches."""
+        passes_s, sends_s = costs.slices.of_strategy(strategy)
         pipeline = slowest_replica(
-            *self.passes(strategy), strategy.pp, strategy.num_micro_batches, self.experiment.traits
+            passes_s, sends_s, strategy.pp, strategy.num_micro_batches, self.experiment.traits
         )
         return replace(
             pipeline,
@@ -363,12 +365,7 @@ class CostModel(SampleCosts):
         """
         stages = PlacedStages.of_strategy(strategy)
         if strategy.is_sliced:
-            slices = SliceCosts(whole=self, stages=stages)
-            places = slice_places(strategy.token_slices)
-            passes_s, sends_s = zip(
-                *(slices.seconds(strategy.bounds, place) for place in places), strict=True
-            )
-            return np.stack(passes_s, axis=-1), np.stack(sends_s, axis=-1)
+            return SliceCosts(whole=self, stages=stages).of_strategy(strategy)
         passes_s, sends_s = self.seconds(stages, all_bounds(self.experiment.model, strategy))
         passes_s[0] += self.experiment.constants.host_s_per_micro_batch / strategy.virtual_stages
         return passes_s[..., None], sends_s[..., None]
@@ -384,8 +381,7 @@ class CostModel(SampleCosts):
         """
         if costs.stages.is_interleaved:
             return 0.0
-        costs.layout.cut(np.array(bounds, np.int64))
-        return float(costs.samples.evaluator.price_cuts(costs.layout)) / (1 + ROUNDING)
+        return self._price(costs, bounds) / (1 + ROUNDING)
 
     def with_columns(self, estimate: Estimate) -> Estimate:
         """Add money, tokens per second, MFU, warnings, and whether the runtime can launch it."""
@@ -474,6 +470,14 @@ class SliceCosts:
 
     whole: CostModel  # costs of whole sequences
     stages: PlacedStages
+
+    def of_strategy(self, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
+        """Return `CostModel.passes` of a strategy of these stages that has token slices."""
+        places = slice_places(strategy.token_slices)
+        passes_s, sends_s = zip(
+            *(self.seconds(strategy.bounds, place) for place in places), strict=True
+        )
+        return np.stack(passes_s, axis=-1), np.stack(sends_s, axis=-1)
 
     @memoised
     def seconds(self, bounds: tuple[int, ...], place: Place) -> tuple[FloatArray, FloatArray]:

@@ -481,15 +481,7 @@ class TimeTables:
         """Return the layer times of stages, from the kinds of their groups."""
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
-            priced = []
-            for kind in kinds.distinct:
-                of_kind, samples = options[kind.options], kind.samples
-                table, extrapolated = self.table(
-                    kind.types, kind.ring, of_kind, samples, kind.exchange
-                )
-                if self.cp > 1:
-                    table = self.with_context(table, kind, of_kind)
-                priced.append((table, extrapolated))
+            priced = [self.of_kind(kind, options[kind.options]) for kind in kinds.distinct]
             return np.array([table for table, _ in priced]), any(more for _, more in priced)
 
         distinct, _ = kinds.stages.distinct_options
@@ -505,6 +497,15 @@ class TimeTables:
             block_counts=self.block_counts,
             extrapolated=extrapolated,
         )
+
+    def of_kind(self, kind: GroupKind, options: StageOptions) -> tuple[FloatArray, bool]:
+        """Return `table` of a kind of group, with exchanges between ranks of a sequence."""
+        table, extrapolated = self.table(
+            kind.types, kind.ring, options, kind.samples, kind.exchange
+        )
+        if self.cp > 1:
+            table = self._with_context(table, kind, options)
+        return table, extrapolated
 
     @cached_property
     def copies(self) -> int:
@@ -590,7 +591,9 @@ class TimeTables:
         forward_s, backward_s = np.max(rows, axis=0)[list(positions)].T
         return forward_s, backward_s
 
-    def with_context(self, table: FloatArray, kind: GroupKind, options: StageOptions) -> FloatArray:
+    def _with_context(
+        self, table: FloatArray, kind: GroupKind, options: StageOptions
+    ) -> FloatArray:
         """Add the exchanges between ranks of a sequence to the times of a kind of group."""
         forward_s, backward_s = self.exchange_s(kind.context, options.tp, kind.samples, kind.heads)
         alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))

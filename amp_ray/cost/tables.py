@@ -113,7 +113,6 @@ class Tables:
             traits.bucket_elements,
             traits.gather_slice_s * constants.host_scale,
             float(SIZES[-1]),
-            float(SIZES[0]),
         )
         switches = (
             traits.blocking_transfers,
@@ -207,8 +206,8 @@ class Tables:
         weights, model = self._samples.weights(1), self._experiment.model
         counts = np.array(model.block_counts)
         self._fixed = (
-            weights.replicated_prefix,
-            weights.tensor_prefix.astype(np.float64),
+            weights.replicated_prefix[None],
+            weights.tensor_prefix[None].astype(np.float64),
             counts,
             np.searchsorted(counts, np.arange(counts[-1] + 1)),
         )
@@ -257,25 +256,16 @@ class Tables:
             options=0,
             samples=samples,
         )
-        table, extrapolates = self._table(group, options)
+        tables = self._samples.time_tables
+        table, extrapolates = tables.of_kind(group, options)
         self._times_s.add(table)
         self._extrapolates.add(extrapolates)
         plain = -1
         if options.recompute.layers is not None:
-            plain = self._plain_s.add(
-                self._table(group, replace(options, recompute=NO_RECOMPUTE))[0]
-            )
+            table, _ = tables.of_kind(group, replace(options, recompute=NO_RECOMPUTE))
+            plain = self._plain_s.add(table)
         self._plain.add(plain)
         self.num_grown += 1
-
-    def _table(self, group: GroupKind, options: StageOptions) -> tuple[FloatArray, bool]:
-        tables = self._samples.time_tables
-        table, extrapolates = tables.table(
-            group.types, group.ring, options, group.samples, group.exchange
-        )
-        if self.cp > 1:
-            table = tables.with_context(table, group, options)
-        return table, extrapolates
 
     # ----------------------------------------------------------------------------------- memory
 
@@ -285,7 +275,7 @@ class Tables:
             *_columns(4, np.int64),
             *_columns(2, np.float64),
         ]
-        self.memory_models: list[MemoryModel] = []
+        self._memory_models: list[MemoryModel] = []
         self._row_of: dict[int, int] = {}
 
     @property
@@ -324,11 +314,11 @@ class Tables:
         )
         for column, value in zip(self._memory_columns, row, strict=True):
             column.add(value)
-        self.memory_models.append(model)
+        self._memory_models.append(model)
         self.num_grown += 1
 
     def _memory_row(self, rows: FloatArray) -> int:
-        if id(rows) not in self._row_of:  # `memory_models` keeps the array
+        if id(rows) not in self._row_of:  # `_memory_models` keeps the array
             self._row_of[id(rows)] = self._memory_bytes.add(rows)
         return self._row_of[id(rows)]
 

@@ -1,1 +1,1 @@
-from amp_ray.cost.kernels.rings cimport RingTable
+from amp_ray.cost.kernels.rings cimport RingTable, seconds_at

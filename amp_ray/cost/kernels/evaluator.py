@@ -15,7 +15,8 @@ import cython
 import numpy as np
 from cython import bint, ccall, cclass, cfunc, double, longlong, ulonglong, void
 
-from amp_ray.cost.kernels.rings import RingTable
+from amp_ray.cost.kernels.rings import RingTable, seconds_at
+from amp_ray.cost.memory import CHECKPOINT_BUFFERS
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 
 # ---------------------------------------------------------------------------- numbers of rows
@@ -221,7 +222,6 @@ class Costs:
     bucket_elements: double
     gather_slice_s: double
     most_curved_bytes: double  # largest size of a curve
-    first_curved_bytes: double  # smallest
     blocking: bint
     duplex: bint
     sliced_activations: bint
@@ -248,7 +248,6 @@ class Costs:
             self.bucket_elements,
             self.gather_slice_s,
             self.most_curved_bytes,
-            self.first_curved_bytes,
         ) = numbers
         (
             self.blocking,
@@ -312,8 +311,8 @@ class Layers:
     memory_bytes: double[:, :, ::1]  # as `memory.LayerMemory.rows`
     weights: double[:, ::1]  # prefix sums of a rank's parameters
     experts: double[:, ::1]  # of these, those of experts
-    replicated: double[::1]  # prefix sums of parameters that every tp rank has
-    tensors: double[::1]  # prefix sums of the number of weights
+    replicated: double[:, ::1]  # one row of prefix sums: of parameters that every tp rank has
+    tensors: double[:, ::1]  # the same of the number of weights
     block_counts: longlong[::1]  # blocks before each boundary
     first_with: longlong[::1]  # by number of blocks, the first boundary behind them
     message_row: longlong[:, ::1]  # row of ``message_bytes`` by tp and whether it is divided
@@ -378,9 +377,7 @@ class MemoryKinds:
 _SHARDED_GRADIENTS = cython.declare(longlong, SHARDED_GRADIENTS)
 _SHARDED_WEIGHTS = cython.declare(longlong, MOST_ZERO_STAGE)
 
-CHECKPOINT_BUFFERS = cython.declare(double, 2.0)
-"""With full recompute, or where outputs are freed, what is kept includes a stage's input; at
-each end of the stage there is one buffer for a received tensor and one for a sent tensor."""
+_CHECKPOINT_BUFFERS = cython.declare(double, CHECKPOINT_BUFFERS)
 
 
 # -------------------------------------------------------------------------------------- paths
@@ -392,30 +389,10 @@ class Paths:
 
     rings: RingTable
     costs: Costs
-    last_size: longlong  # place of the largest size of a curve
 
     def __init__(self, rings: RingTable, costs: Costs) -> None:
         self.rings = rings
         self.costs = costs
-        self.last_size = rings.reduce_s.shape[1] - 2
-
-    @cfunc
-    def _curve_s(self, curves: double[:, ::1], path: longlong, num_bytes: double) -> double:
-        """Return the seconds of one size on a curve, as `nccl.Curve.at`."""
-        size = self.costs.first_curved_bytes
-        place = 0
-        if num_bytes < size:
-            return curves[path, 0]
-        if num_bytes >= self.costs.most_curved_bytes:
-            return (
-                curves[path, self.last_size]
-                + (num_bytes - self.costs.most_curved_bytes) * curves[path, self.last_size + 1]
-            )
-        while num_bytes >= 2 * size:
-            size *= 2
-            place += 1
-        low = curves[path, place]
-        return low + (curves[path, place + 1] - low) * (num_bytes / size - 1.0)
 
     @cfunc
     def all_reduce_s(self, path: longlong, num_ranks: double, num_bytes: double) -> double:
@@ -424,7 +401,7 @@ class Paths:
             return 0.0
         start = self.costs.start_s
         if self.rings.has_curves[path]:
-            return start + self._curve_s(self.rings.reduce_s, path, num_bytes)
+            return start + seconds_at(self.rings.reduce_s, path, num_bytes)
         latency_s = 2 * (num_ranks - 1) * self.rings.step_s[path]
         if self.rings.tree_s[path] > 0.0:
             latency_s = min(latency_s, 2 * self.rings.tree_s[path])
@@ -438,7 +415,7 @@ class Paths:
             return 0.0
         start = self.costs.start_s
         if self.rings.has_curves[path]:
-            return start + self._curve_s(self.rings.gather_s, path, num_bytes)
+            return start + seconds_at(self.rings.gather_s, path, num_bytes)
         carried_s = (num_ranks - 1) * (num_bytes / num_ranks / self.rings.bytes_per_s[path])
         return start + (num_ranks - 1) * self.rings.step_s[path] + carried_s
 
@@ -503,6 +480,7 @@ class Stages:
     num_parts: longlong
     num_classes: longlong
     part_of: longlong[::1]  # a part of each class
+    class_of: longlong[::1]  # the class of each part
     cell_first: longlong[::1]  # where the rows of a stage and part begin
     cell_rows: longlong[::1]  # distinct rows of a stage and part
     pointers: longlong[::1]
@@ -515,6 +493,7 @@ class Stages:
         self.part = np.zeros(num_devices, np.int64)
         self.end = np.zeros(num_devices, np.int64)
         self.part_of = np.zeros(num_devices, np.int64)
+        self.class_of = np.zeros(num_devices, np.int64)
         self.cell_first = np.zeros(num_devices + 1, np.int64)
         self.cell_rows = np.zeros(num_devices, np.int64)
         self.pointers = np.zeros(num_devices, np.int64)
@@ -978,7 +957,6 @@ class Times:
     passes_s: double[:, :, ::1]
     sends_s: double[:, :, ::1]  # class, message, cut
     splits: longlong[::1]  # by chunk: boundary up to which its blocks recompute
-    scratch: double[::1]
 
     def __init__(
         self,
@@ -996,7 +974,6 @@ class Times:
         self.passes_s = np.zeros((1, 4, num_devices))
         self.sends_s = np.zeros((1, 2, num_devices))
         self.splits = np.zeros(num_devices, np.int64)
-        self.scratch = np.zeros(3)
 
     @cfunc
     def find_rings(self) -> void:
@@ -1663,15 +1640,10 @@ class StepEnd:
         """
         layout = self.stages.layout
         option = layout.option[stage]
-        held = 0.0
         most_s = 0.0
         if not self.stages.options.divides[option]:
             return
-        for chunk in range(stage, self.stages.num_chunks, layout.pp):
-            held += (
-                self.layers.replicated[layout.bounds[chunk + 1]]
-                - self.layers.replicated[layout.bounds[chunk]]
-            )
+        held = self._of_stage(self.layers.replicated, 0, stage)
         for group in range(self.stages.first_group[stage], self.stages.first_group[stage + 1]):
             if (
                 group == self.stages.first_group[stage]
@@ -1690,18 +1662,11 @@ class StepEnd:
     @cfunc
     def _add_slices(self, stage: longlong) -> void:
         """Add the host's time to copy gathered weights, each in as many slices as a shard group."""
-        layout = self.stages.layout
-        held = 0.0
-        if self.costs.gather_slice_s == 0.0 or self._zero(stage) != 1:
+        shards = self.shared.shards[stage]
+        if self.costs.gather_slice_s == 0.0 or self._zero(stage) != 1 or shards == 1:
             return
-        if self.shared.shards[stage] == 1:
-            return
-        for chunk in range(stage, self.stages.num_chunks, layout.pp):
-            held += (
-                self.layers.tensors[layout.bounds[chunk + 1]]
-                - self.layers.tensors[layout.bounds[chunk]]
-            )
-        self.sync_s[stage] += held * self.shared.shards[stage] * self.costs.gather_slice_s
+        held = self._of_stage(self.layers.tensors, 0, stage)
+        self.sync_s[stage] += held * shards * self.costs.gather_slice_s
 
     # ------------------------------------------------------- gathers within every micro-batch
 
@@ -1838,7 +1803,6 @@ class Memory:
     states: double[:, ::1]
     scheduled: longlong[::1]  # pp, micro-batches and chunks of a stage in ``states``
     peak_bytes: double[::1]  # by stage
-    peak_kind: longlong[::1]
     peak_type: longlong[::1]
     most_full: double  # largest share of a device's memory
     fullest: longlong  # its stage
@@ -1852,7 +1816,6 @@ class Memory:
         self.smallest = np.zeros(num_devices, np.int64)
         self.scheduled = np.zeros(3, np.int64)
         self.peak_bytes = np.zeros(num_devices)
-        self.peak_kind = np.zeros(num_devices, np.int64)
         self.peak_type = np.zeros(num_devices, np.int64)
         self.tied_first, self.tied_last = tables.tied[0], tables.tied[1]
         self.kept = np.zeros(16)
@@ -1943,7 +1906,6 @@ class Memory:
                 if share > most or (share == most and peak_bytes > self.peak_bytes[stage]):
                     most = share
                     self.peak_bytes[stage] = peak_bytes
-                    self.peak_kind[stage] = self.kind[i]
                     self.peak_type[stage] = self.smallest[i]
             if most > self.most_full:
                 self.most_full, self.fullest = most, stage
@@ -1965,8 +1927,8 @@ class Memory:
         split = self.times.splits[stage]
         flying = 1 + (layout.pp - 1 - stage) * kinds.share[kind]
         flying = min(flying, layout.num_micro_batches)
-        entering = CHECKPOINT_BUFFERS if kinds.once[kind] else flying + 1
-        leaving = CHECKPOINT_BUFFERS if kinds.once[kind] else flying
+        entering = _CHECKPOINT_BUFFERS if kinds.once[kind] else flying + 1
+        leaving = _CHECKPOINT_BUFFERS if kinds.once[kind] else flying
         if split < end and not kinds.frees[kind]:
             leaving = flying
         kept = self._kept(kind, first, split, end)
@@ -2062,11 +2024,10 @@ class Memory:
             has_last = has_last or first <= self.tied_last < end
         if has_first and has_last:
             parameters -= self.kinds.tied[kind]
-        live = self._most_kept(stage) + entering
+        buffers = entering
         if self.kinds.once[kind]:
-            buffers = CHECKPOINT_BUFFERS * entering + CHECKPOINT_BUFFERS * leaving
-            live = self._most_kept(stage) + buffers
-        return self._need(stage, kind, parameters, live + temporary)
+            buffers = _CHECKPOINT_BUFFERS * entering + _CHECKPOINT_BUFFERS * leaving
+        return self._need(stage, kind, parameters, self._most_kept(stage) + buffers + temporary)
 
     @cfunc
     def _most_kept(self, stage: longlong) -> double:
@@ -2210,8 +2171,10 @@ class Evaluator:
                 if stages.are_alike(part, stages.part_of[number]) and self.messages.are_alike(
                     part, stages.part_of[number]
                 ):
+                    stages.class_of[part] = number
                     break
             else:
+                stages.class_of[part] = stages.num_classes
                 stages.part_of[stages.num_classes] = part
                 stages.num_classes += 1
 
@@ -2330,14 +2293,10 @@ class Evaluator:
         return [float(part_s) for part_s in parts_s]
 
     def peaks(self) -> list[Any]:
-        """Return each stage's peak bytes, device type and kind of memory."""
+        """Return each stage's peak bytes and device type."""
         memory = self.memory
         return [
-            (
-                float(memory.peak_bytes[stage]),
-                int(memory.peak_type[stage]),
-                int(memory.peak_kind[stage]),
-            )
+            (float(memory.peak_bytes[stage]), int(memory.peak_type[stage]))
             for stage in range(self.stages.layout.pp)
         ]
 
@@ -2352,13 +2311,7 @@ class Evaluator:
     def seconds_by_part(self) -> list[Any]:
         """Return the passes and messages of every part, see `CostModel.seconds`."""
         stages = self.stages
-        of_part = np.zeros(stages.num_parts, np.int64)
-        for part in range(stages.num_parts):
-            for number in range(stages.num_classes):
-                if stages.are_alike(part, stages.part_of[number]) and self.messages.are_alike(
-                    part, stages.part_of[number]
-                ):
-                    of_part[part] = number
+        of_part = np.asarray(stages.class_of)[: stages.num_parts]
         chunks = stages.num_chunks
         passes_s = np.asarray(self.times.passes_s)[of_part, :, :chunks].transpose(1, 2, 0)
         sends_s = np.asarray(self.times.sends_s)[of_part, :, : chunks - 1].transpose(1, 2, 0)
